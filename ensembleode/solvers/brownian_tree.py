@@ -17,7 +17,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
+from .arithmetic import Mask, Number
 from .philox import normals, primitive_of_numbers
 
 
@@ -25,12 +27,14 @@ from .philox import normals, primitive_of_numbers
 SPREAD = (1 / 12) ** 0.5
 
 
-def units_of(dtype: Any) -> int:
+def units_of(dtype: DTypeLike) -> int:
     """How many units the time span has that adaptive steps are made of."""
     return 2**20 if np.dtype(dtype).itemsize == 4 else 2**30
 
 
-def halves(w: Any, a: Any, root: Any, first: Any, second: Any) -> tuple[tuple, tuple]:
+def halves(
+    w: Number, a: Number, root: Number, first: Number, second: Number
+) -> tuple[tuple, tuple]:
     """The numbers `(w, a)` of the left and of the right half of a piece with the numbers `w` and
     `a`. `root`: the square root of the piece's length; `first`, `second`: normal numbers."""
     moved = 1.5 * a + (0.25 * root) * first
@@ -40,7 +44,15 @@ def halves(w: Any, a: Any, root: Any, first: Any, second: Any) -> tuple[tuple, t
     return (half + moved, rest + own), (half - moved, rest - own)
 
 
-def piece(key: Any, index: Any, stream: Any, start: Any, length: Any, n: int, dtype: Any) -> Any:
+def piece(
+    key: Number,
+    index: Number,
+    stream: Number,
+    start: Number,
+    length: Number,
+    n: int,
+    dtype: DTypeLike,
+) -> Number:
     """The numbers `[2, n]` of a piece for `n` noises, `w` and then `a`, over the square root of the
     time span.
 
@@ -53,25 +65,31 @@ def piece(key: Any, index: Any, stream: Any, start: Any, length: Any, n: int, dt
     return jnp.stack(found).reshape(2, n)
 
 
-def _number(*operands: Any, which: int, noises: int, dtype: Any) -> Any:
+def _number(*operands: Number, which: int, noises: int, dtype: DTypeLike) -> Any:
     words = jnp.broadcast_arrays(*operands)
 
-    def number(first: Any, second: Any, *others: Any) -> Any:
+    def number(first: Number, second: Number, *others: Number) -> Number:
         return from_the_root((first, second), *others, noises, dtype).reshape(-1)[which]
 
     return jax.vmap(number)(*(x.reshape(-1) for x in words)).reshape(words[0].shape)
 
 
 def from_the_root(
-    key: Any, index: Any, stream: Any, start: Any, last: Any, n: int, dtype: Any
-) -> Any:
+    key: Number,
+    index: Number,
+    stream: Number,
+    start: Number,
+    last: Number,
+    n: int,
+    dtype: DTypeLike,
+) -> Number:
     """What `piece` returns, by halving the pieces that it is in, from the whole span on."""
     units = units_of(dtype)
 
-    def drawn(number: Any) -> Any:
+    def drawn(number: Number) -> Number:
         return normals(key, (number, index, stream), 2 * n, dtype).reshape(2, n)
 
-    def goes_on(carry: tuple) -> Any:
+    def goes_on(carry: tuple) -> Mask:
         return carry[0] > last
 
     def halved(carry: tuple) -> tuple:

@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, TypeVar
 import equinox as eqx
 import numpy as np
 
-from .arithmetic import Arithmetic, NUMBERS
+from .arithmetic import Arithmetic, Mask, Number, NUMBERS
 from .powers import arctan, exp2, log2
 
 
@@ -27,7 +27,7 @@ def _number(value: Any) -> Any:
     return float(value) if is_one and not isinstance(value, bool) else value
 
 
-def _constant(**options: Any) -> Any:
+def _constant(**options: Any) -> Number:
     return eqx.field(converter=_number, **options)
 
 
@@ -55,8 +55,8 @@ class AbstractController(eqx.Module):
 
     @abc.abstractmethod
     def factor(
-        self, xp: Arithmetic, log_error: Any, memory: tuple, accepted: Any, is_first: Any
-    ) -> tuple[Any, tuple]:
+        self, xp: Arithmetic, log_error: Number, memory: tuple, accepted: Mask, is_first: Mask
+    ) -> tuple[Number, tuple]:
         """The ratio of the next step's size to this step's, and the memory after this step.
 
         **Arguments:**
@@ -73,7 +73,7 @@ class AbstractController(eqx.Module):
         the step is rejected.
         """
 
-    def accepts(self, xp: Arithmetic, squared: Any, memory: tuple) -> Any:
+    def accepts(self, xp: Arithmetic, squared: Number, memory: tuple) -> Mask:
         """Whether a step is accepted; never where its error is not finite.
 
         **Arguments:** `xp`: the operations; `squared`: the square of the norm of the scaled error;
@@ -92,13 +92,19 @@ class AbstractController(eqx.Module):
         return self
 
     @staticmethod
-    def exp2(xp: Arithmetic, x: Any) -> Any:
+    def exp2(xp: Arithmetic, x: Number) -> Number:
         """Two to the power of `x`, a float32, by the operations `xp`."""
         return exp2(xp, x)
 
     def next_step(
-        self, xp: Arithmetic, h: Any, squared: Any, memory: tuple, accepted: Any, is_first: Any
-    ) -> tuple[Any, tuple]:
+        self,
+        xp: Arithmetic,
+        h: Number,
+        squared: Number,
+        memory: tuple,
+        accepted: Mask,
+        is_first: Mask,
+    ) -> tuple[Number, tuple]:
         """The size of the next step after one of size `h`, and the new `memory`.
 
         **Arguments:** `xp`, `squared`, `accepted`, `is_first`: as of `accepts` and `factor`.
@@ -111,7 +117,7 @@ class AbstractController(eqx.Module):
         return next_h, tuple(kept)
 
 
-def log_of(xp: Arithmetic, squared: Any) -> Any:
+def log_of(xp: Arithmetic, squared: Number) -> Number:
     """The binary logarithm of the square root of `squared`."""
     return log2(xp, xp.sqrt(xp.cast(squared, np.float32)))
 
@@ -143,7 +149,7 @@ class _ClippedController(AbstractController):
         # (The constant is that of OrdinaryDiffEq.)
         return self if self.qsteady_max is not None else _replace(self, qsteady_max=1.2)
 
-    def clipped(self, xp: Arithmetic, power: Any, accepted: Any, is_first: Any) -> Any:
+    def clipped(self, xp: Arithmetic, power: Number, accepted: Mask, is_first: Mask) -> Number:
         """`gamma 2^power`, limited to between `qmin` and `qmax`; or one, for a step that keeps its
         size."""
         steady = self.qsteady_max or 1.0
@@ -303,7 +309,7 @@ class PIDController(AbstractController):
         enough = self._limited(xp, log_of(xp, squared), memory) >= self.accept_safety
         return enough & (squared < math.inf)
 
-    def _limited(self, xp: Arithmetic, log_error: Any, memory: tuple) -> Any:
+    def _limited(self, xp: Arithmetic, log_error: Number, memory: tuple) -> Number:
         assert self.k is not None
         beta1, beta2, beta3 = (x / self.k for x in (self.beta1, self.beta2, self.beta3))
         power = beta1 * log_error + beta2 * memory[0] + beta3 * memory[1]

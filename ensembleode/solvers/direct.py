@@ -1,10 +1,11 @@
 """Gillespie's direct method."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from .arithmetic import Mask, Number
 from .base import ODESolver
 from .stochastic import OneStepMap
 
@@ -30,7 +31,9 @@ class Direct(ODESolver):
         return OneStepMap(1.0, 1)
 
 
-def reacted(rates: Any, draw: Any, changes: Any, u: Any, h: Any, most: Any) -> tuple[Any, Any]:
+def reacted(
+    rates: Number, draw: Number, changes: Number, u: Number, h: Number, most: Number
+) -> tuple[Number, Number]:
     """The state `u [component]` after all reactions of the time `h`, and how often numbers were
     drawn for them. The state is NaN where that would be more than `most` times, and where a
     propensity is negative or NaN.
@@ -42,7 +45,7 @@ def reacted(rates: Any, draw: Any, changes: Any, u: Any, h: Any, most: Any) -> t
     - `changes [reaction, component]`: what each reaction adds to the state.
     """
 
-    def goes_on(carry: tuple) -> Any:
+    def goes_on(carry: tuple) -> Mask:
         _, s, i = carry
         return (s < h) & (i < most)
 

@@ -1,9 +1,10 @@
 """The Euler-Maruyama method."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 
+from .arithmetic import Number
 from .stochastic import SDESolver, StochasticStep, StochasticTerms
 
 
@@ -24,7 +25,7 @@ class EM(SDESolver):
     split: bool = eqx.field(default=True, static=True)
 
     def step(
-        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+        self, terms: StochasticTerms, u: Number, t: Number, h: Number, dw: Number, dz: Number
     ) -> StochasticStep:
         """See [`SDESolver`][ensembleode.SDESolver.step]."""
         change = h * terms.f(u, t)

@@ -1,7 +1,8 @@
 """The Euler-Heun method."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
+from .arithmetic import Number
 from .stochastic import SDESolver, StochasticStep, StochasticTerms
 
 
@@ -19,7 +20,7 @@ class EulerHeun(SDESolver):
     references: ClassVar[tuple[str, ...]] = ("kloeden1992",)
 
     def step(
-        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+        self, terms: StochasticTerms, u: Number, t: Number, h: Number, dw: Number, dz: Number
     ) -> StochasticStep:
         """See [`SDESolver`][ensembleode.SDESolver.step]."""
         f, g, times = terms

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..fields.derivatives.elimination import connected, Row
-from .arithmetic import Components
+from .arithmetic import Components, Number
 
 
 # Of more algebraic components that determine each other in a circle, equations are only summed up
@@ -80,7 +80,7 @@ class MassMatrix:
         """The matrix for the first components, which must not be coupled to the others."""
         return MassMatrix(size, tuple(x for x in self.entries if x[0] < size))
 
-    def times(self, y: Components, zero: Callable[[Any], Any]) -> Components:
+    def times(self, y: Components, zero: Callable[[Number], Number]) -> Components:
         """The product with a state of as many components. `zero(x)`: a zero like the number `x`."""
         rows: list[Any] = [None] * self.size
         for i, j, x in self.entries:

@@ -14,8 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import lu_factor, lu_solve
+from jax.typing import DTypeLike
 
-from .arithmetic import Arithmetic, Components, NUMBERS
+from .arithmetic import Arithmetic, Components, Mask, Number, NUMBERS
 from .mass_matrix import MassMatrix
 
 
@@ -59,7 +60,7 @@ class Equations:
     differential: Callable | None = None
     algebraic: Callable | None = None
 
-    def either(self, xp: Arithmetic, mask: Any, then: Callable, otherwise: Callable) -> Any:
+    def either(self, xp: Arithmetic, mask: Mask, then: Callable, otherwise: Callable) -> Any:
         """`then(equations)` where the mask is true, and `otherwise(equations)` elsewhere. Both
         return trees of numbers, one for each trajectory. If there is a `branch`, a function that no
         trajectory needs is not run."""
@@ -84,7 +85,7 @@ def equations_of(
     """
     derivative = jax.jacrev if is_reverse_only else jax.jacfwd
 
-    def linearise(y: Components, t: Any) -> tuple:
+    def linearise(y: Components, t: Number) -> tuple:
         (u,) = y
         if product is None:
             jacobian = derivative(lambda u: field((u,), t)[0])(u)
@@ -94,7 +95,7 @@ def equations_of(
         jacobian = jacobian.reshape(*u.shape, u.size)
         return (jacobian,), derivative(lambda t: field(y, t))(t)
 
-    def factorise(jacobian: tuple, gamma_h: Any) -> tuple:
+    def factorise(jacobian: tuple, gamma_h: Number) -> tuple:
         matrix = jacobian[0].reshape(-1, jacobian[0].shape[-1])
         of_step = jnp.asarray(gamma_h, matrix.dtype) * matrix
         m = jnp.eye(len(matrix)) if mass is None else mass.matrix
@@ -108,7 +109,7 @@ def equations_of(
         (by_component,) = jacobian
         return (jnp.sum(jnp.abs(by_component), axis=-1),)
 
-    def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
+    def jvp(y: Components, t: Number, dy: Components, dt: Number) -> Components:
         return jax.jvp(field, (y, t), (dy, dt))[1]
 
     equations = Equations(field, jvp, linearise, factorise, solve, row_sums)
@@ -152,7 +153,7 @@ class StepAttempt(NamedTuple):
     carry: Any
     error: tuple[Components, ...]
     dense: tuple
-    failed: Any = None
+    failed: Mask = None
     residual: Components | None = None
     last: tuple = ()
 
@@ -161,16 +162,16 @@ class LinearAlgebra(NamedTuple):
     """The numbers of Jacobians evaluated, of matrices factorised, and of systems solved with the
     factors."""
 
-    njac: Any
-    nw: Any
-    nsolve: Any
+    njac: Number
+    nw: Number
+    nsolve: Number
 
 
 @runtime_checkable
 class StepGrid(Protocol):
     """The places that steps may have in the time span."""
 
-    def end(self, xp: Arithmetic, y: Components, t0: Any, t1: Any, h: Any) -> Any:
+    def end(self, xp: Arithmetic, y: Components, t0: Number, t1: Number, h: Number) -> Number:
         """Where an adaptive step from the state `y` ends, which is at most of the size `h > 0`;
         the time span goes from `t0` to `t1`."""
         ...
@@ -216,40 +217,46 @@ class Method(Protocol):
     @property
     def grid(self) -> "StepGrid | None": ...
 
-    def evaluations(self, ntried: Any) -> Any:
+    def evaluations(self, ntried: Number) -> Number:
         """The number of evaluations of the field in `ntried` steps, accepted or not."""
 
-    def linear_algebra(self, ntried: Any) -> LinearAlgebra | None:
+    def linear_algebra(self, ntried: Number) -> LinearAlgebra | None:
         """The linear algebra of `ntried` steps, accepted or not; None for an explicit method."""
 
-    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> Any:
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Number) -> Any:
         """The carry for the first step of a trajectory, which begins in `y` at `t`."""
 
     def step(
-        self, xp: Arithmetic, equations: Equations, y: Components, carry: Any, t: Any, h: Any
+        self, xp: Arithmetic, equations: Equations, y: Components, carry: Any, t: Number, h: Number
     ) -> StepAttempt:
         """A step from the state `y` at `t`, of the signed size `h`."""
         ...
 
     def dense(
-        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        dense: tuple,
+        t: Number,
+        h: Number,
     ) -> tuple:
         """The data that `interpolate` needs for a step, from the `dense` of its `StepAttempt`. For
         an explicit method, the results of additional evaluations are appended."""
         ...
 
     def interpolate(
-        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Number, theta: Number
     ) -> Components:
         """The state at `t + theta h`."""
         ...
 
 
-def evaluated_once(f: Callable, y: Components, t: Any) -> Callable:
+def evaluated_once(f: Callable, y: Components, t: Number) -> Callable:
     """`f`, evaluated only once at this `y` and `t`, however often it is called."""
     found: list = []
 
-    def at(y2: Components, t2: Any) -> Components:
+    def at(y2: Components, t2: Number) -> Components:
         if y2 is not y or t2 is not t:
             return f(y2, t2)
         if not found:
@@ -259,7 +266,7 @@ def evaluated_once(f: Callable, y: Components, t: Any) -> Callable:
     return at
 
 
-def carry_like(method: Method, size: int, dtype: Any) -> Any:
+def carry_like(method: Method, size: int, dtype: DTypeLike) -> Any:
     """A carry of zeros for a state of `size` components."""
     zero = np.zeros((), dtype)[()]
     equations = Equations(lambda y, t: y, lambda y, t, dy, dt: y)

@@ -1,11 +1,10 @@
 """Norms, which turn the scaled error of a step, with all its components, into one number."""
 
 import abc
-from typing import Any
 
 import equinox as eqx
 
-from .arithmetic import Arithmetic, Components
+from .arithmetic import Arithmetic, Components, Number
 
 
 class AbstractNorm(eqx.Module):
@@ -28,7 +27,7 @@ class AbstractNorm(eqx.Module):
     """
 
     @abc.abstractmethod
-    def __call__(self, xp: Arithmetic, values: Components) -> Any:
+    def __call__(self, xp: Arithmetic, values: Components) -> Number:
         """The norm.
 
         **Arguments:**
@@ -42,7 +41,7 @@ class AbstractNorm(eqx.Module):
         component is not finite.
         """
 
-    def squared(self, xp: Arithmetic, values: Components) -> Any:
+    def squared(self, xp: Arithmetic, values: Components) -> Number:
         """The square of the norm, which is what step-size control uses: a mean square needs no
         root.
 
@@ -59,10 +58,10 @@ class RMSNorm(AbstractNorm):
     Source: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4.
     """
 
-    def __call__(self, xp: Arithmetic, values: Components) -> Any:
+    def __call__(self, xp: Arithmetic, values: Components) -> Number:
         return xp.sqrt(self.squared(xp, values))
 
-    def squared(self, xp: Arithmetic, values: Components) -> Any:
+    def squared(self, xp: Arithmetic, values: Components) -> Number:
         """The mean square of `values`, by the operations `xp`."""
         return xp.mean(tuple(x * x for x in values))
 
@@ -71,5 +70,5 @@ class MaxNorm(AbstractNorm):
     """The largest component, so each component meets the tolerances. In Julia, this is
     `internalnorm = (u, t) -> maximum(abs, u)`."""
 
-    def __call__(self, xp: Arithmetic, values: Components) -> Any:
+    def __call__(self, xp: Arithmetic, values: Components) -> Number:
         return xp.largest(tuple(xp.abs(x) for x in values))

@@ -23,8 +23,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.interpreters import ad, batching, mlir
+from jax.typing import DTypeLike
 
-from .arithmetic import JaxArithmetic
+from .arithmetic import Arithmetic, JaxArithmetic, Number
 
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -34,7 +35,7 @@ _ROUNDS = 10
 _OPERANDS = 6
 
 
-def philox(product: Callable[[Any, int], tuple], key: tuple, counter: tuple) -> tuple:
+def philox(product: Callable[[Number, int], tuple], key: tuple, counter: tuple) -> tuple:
     """The four words of a counter of four words, with a key of two.
 
     **Arguments:** `product(x, m)`: the upper and the lower 32 bits of the product of two words.
@@ -48,7 +49,9 @@ def philox(product: Callable[[Any, int], tuple], key: tuple, counter: tuple) -> 
     return c0, c1, c2, c3
 
 
-def box_muller(xp: Any, log: Callable, radius: Any, angle: Any, dtype: Any) -> tuple[Any, Any]:
+def box_muller(
+    xp: Arithmetic, log: Callable, radius: Number, angle: Number, dtype: DTypeLike
+) -> tuple[Number, Number]:
     """Two normal numbers from two words, by the operations `cast`, `where`, `equal` and `sqrt` of
     `xp`, as of an `Arithmetic`, and the logarithm of numbers from `2^-33` to 1."""
     uniform = (xp.cast(radius, dtype) + 0.5) * 2.0**-32
@@ -72,13 +75,13 @@ def box_muller(xp: Any, log: Callable, radius: Any, angle: Any, dtype: Any) -> t
     return length * c, length * s
 
 
-def uniform(xp: Any, word: Any, dtype: Any) -> Any:
+def uniform(xp: Arithmetic, word: Number, dtype: DTypeLike) -> Number:
     """A number from 0 to 1 (without 1) of as many bits of a word as its dtype holds exactly."""
     lost = 8 if np.dtype(dtype).itemsize == 4 else 0
     return xp.cast(word >> lost if lost else word, dtype) * 2.0 ** (lost - 32)
 
 
-def _polynomial(x: Any, coefficients: list[float]) -> Any:
+def _polynomial(x: Number, coefficients: list[float]) -> Number:
     *rest, value = coefficients
     for c in reversed(rest):
         value = x * value + c
@@ -90,7 +93,7 @@ def _polynomial(x: Any, coefficients: list[float]) -> Any:
 #
 
 
-def _by_halves(x: Any, m: int) -> tuple[Any, Any]:
+def _by_halves(x: Number, m: int) -> tuple[Number, Number]:
     """The halves of a product, from products of 16 bits, as JAX may have no 64."""
     y0, y1 = m & 0xFFFF, m >> 16
     x0, x1 = x & 0xFFFF, x >> 16
@@ -99,13 +102,13 @@ def _by_halves(x: Any, m: int) -> tuple[Any, Any]:
     return x1 * y1 + (middle >> 16) + (other >> 16), x * np.uint32(m)
 
 
-def _normal(*operands: Any, which: int, dtype: Any) -> Any:
+def _normal(*operands: Number, which: int, dtype: DTypeLike) -> Number:
     words = philox(_by_halves, operands[:2], operands[2:])
     radius, angle = words[which // 2 * 2 :][:2]
     return box_muller(JaxArithmetic(), jnp.log, radius, angle, dtype)[which % 2]
 
 
-def _uniform(*operands: Any, which: int, dtype: Any) -> Any:
+def _uniform(*operands: Number, which: int, dtype: DTypeLike) -> Number:
     words = philox(_by_halves, operands[:2], operands[2:])
     return uniform(JaxArithmetic(), words[which], dtype)
 
@@ -114,10 +117,10 @@ def primitive_of_numbers(name: str, number: Callable, *static: str) -> Any:
     """A primitive whose results are random numbers, each of a key of two words and of four further
     words: `number(*words, dtype=..., **static)`, component by component."""
 
-    def computed(*operands: Any, **params: Any) -> list:
+    def computed(*operands: Number, **params: Any) -> list:
         return [number(*operands, **params)]
 
-    def abstract(*operands: Any, dtype: Any, **params: Any) -> Any:
+    def abstract(*operands: Number, dtype: DTypeLike, **params: Any) -> Number:
         # (Where it is mapped, some operands may be single words.)
         return jax.core.ShapedArray(np.broadcast_shapes(*(x.shape for x in operands)), dtype)
 
@@ -134,7 +137,7 @@ _normal_p = primitive_of_numbers("philox_normal", _normal, "which")
 _uniform_p = primitive_of_numbers("philox_uniform", _uniform, "which")
 
 
-def normals(key: Any, place: tuple[Any, Any, Any], n: int, dtype: Any) -> Any:
+def normals(key: Number, place: tuple[Number, Number, Number], n: int, dtype: DTypeLike) -> Number:
     """`n` independent standard normal numbers, `[n]`, of which the first are the same for any `n`.
 
     **Arguments:** `key [2]`, `place`: three numbers of 32 bits without sign, on which the numbers
@@ -143,13 +146,13 @@ def normals(key: Any, place: tuple[Any, Any, Any], n: int, dtype: Any) -> Any:
     return _drawn(_normal_p, key, place, n, dtype)
 
 
-def uniforms(key: Any, place: tuple[Any, Any, Any], n: int, dtype: Any) -> Any:
+def uniforms(key: Number, place: tuple[Number, Number, Number], n: int, dtype: DTypeLike) -> Number:
     """`n` independent numbers that are evenly distributed from 0 to 1 (without 1), `[n]`; for the
     arguments see `normals`."""
     return _drawn(_uniform_p, key, place, n, dtype)
 
 
-def _drawn(primitive: Any, key: Any, place: tuple, n: int, dtype: Any) -> Any:
+def _drawn(primitive: Any, key: Number, place: tuple, n: int, dtype: DTypeLike) -> Number:
     blocks = jnp.arange(-(-n // 4), dtype=jnp.uint32)
     zeros = jnp.zeros_like(blocks)
     first, *rest = (zeros + x for x in place)

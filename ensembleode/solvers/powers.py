@@ -5,14 +5,13 @@ program.
 """
 
 import math
-from typing import Any
 
 import numpy as np
 
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, Number
 
 
-def log2(xp: Arithmetic, x: Any) -> Any:
+def log2(xp: Arithmetic, x: Number) -> Number:
     """The binary logarithm of a positive float32, to within 1e-3; large for infinity and NaN.
 
     Source: Goldberg, "Fast approximate logarithms, part III: the formulas" (2015), table 2.
@@ -28,7 +27,7 @@ def log2(xp: Arithmetic, x: Any) -> Any:
     return xp.cast(whole, np.float32) + s * (a * s + b) / (s + c)
 
 
-def exp2(xp: Arithmetic, x: Any) -> Any:
+def exp2(xp: Arithmetic, x: Number) -> Number:
     """Two to the power of a float32, up to rounding, by a Taylor polynomial about the nearest whole
     number."""
     x = xp.minimum(xp.maximum(x, -126.0), 126.0)
@@ -50,7 +49,7 @@ _LARGE = 1.5 * 2.0**23
 _TAYLOR = [math.log(2) ** k / math.factorial(k) for k in range(8)]
 
 
-def arctan(xp: Arithmetic, x: Any) -> Any:
+def arctan(xp: Arithmetic, x: Number) -> Number:
     """The arc tangent of a float32, up to a few roundings.
 
     Source: Moshier, "Methods and Programs for Mathematical Functions" (1989), the polynomial of

@@ -1,10 +1,11 @@
 """The Milstein method without derivatives."""
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import equinox as eqx
 import jax.numpy as jnp
 
+from .arithmetic import Number
 from .stochastic import SDESolver, StochasticStep, StochasticTerms
 
 
@@ -33,7 +34,7 @@ class RKMil(SDESolver):
             )
 
     def step(
-        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+        self, terms: StochasticTerms, u: Number, t: Number, h: Number, dw: Number, dz: Number
     ) -> StochasticStep:
         """See [`SDESolver`][ensembleode.SDESolver.step]."""
         f, g, times = terms

@@ -10,9 +10,9 @@ of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from .arithmetic import Arithmetic, Components
+from .arithmetic import Arithmetic, Components, Number
 from .base import ODESolver
 from .method import Equations, LinearAlgebra, StepAttempt
 
@@ -25,7 +25,7 @@ class _Linearised:
     grid = None
     stages: int
 
-    def linear_algebra(self, ntried: Any) -> LinearAlgebra:
+    def linear_algebra(self, ntried: Number) -> LinearAlgebra:
         return LinearAlgebra(ntried, ntried, ntried * self.stages)
 
     def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
@@ -70,14 +70,20 @@ class Rodas(_Linearised):
     def degree(self) -> int:
         return len(self.within) + 1
 
-    def evaluations(self, ntried: Any) -> Any:
+    def evaluations(self, ntried: Number) -> Number:
         return ntried * self.stages
 
-    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Number) -> tuple:
         return ()
 
     def step(
-        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        carry: tuple,
+        t: Number,
+        h: Number,
     ) -> StepAttempt:
         gamma_h = h * self.gamma
         jacobian, dfdt = equations.linearise(y, t)
@@ -106,17 +112,23 @@ class Rodas(_Linearised):
         return StepAttempt(y2, (), (ks[-1],), (y2, *ks), last=jacobian)
 
     def dense(
-        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        dense: tuple,
+        t: Number,
+        h: Number,
     ) -> tuple:
         y2, *ks = dense
         return (y2, *(_plus(None, row, ks) for row in self.within))
 
     def interpolate(
-        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Number, theta: Number
     ) -> Components:
         left = 1.0 - theta
 
-        def one(start: Any, end: Any, *within: Any) -> Any:
+        def one(start: Number, end: Number, *within: Number) -> Number:
             x, rest = xp.broadcast_over(theta, start), xp.broadcast_over(left, start)
             value = within[-1]
             for q in reversed(within[:-1]):
@@ -144,14 +156,20 @@ class ModifiedRosenbrock(_Linearised):
     stages = 3
     degree = 2
 
-    def evaluations(self, ntried: Any) -> Any:
+    def evaluations(self, ntried: Number) -> Number:
         return ntried * 2 + 1
 
-    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Number) -> tuple:
         return (equations.f(y, t),)
 
     def step(
-        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        carry: tuple,
+        t: Number,
+        h: Number,
     ) -> StepAttempt:
         (f0,), f, mass = carry, equations.f, equations.mass or _identity
         gamma_h, half = h * _D, h * 0.5
@@ -173,12 +191,18 @@ class ModifiedRosenbrock(_Linearised):
         return StepAttempt(y2, (f2,), (error,), (k1, k2), residual=residual)
 
     def dense(
-        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        dense: tuple,
+        t: Number,
+        h: Number,
     ) -> tuple:
         return dense
 
     def interpolate(
-        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Number, theta: Number
     ) -> Components:
         scale = h * theta * (1 / (1 - 2 * _D))
         k1, k2 = dense
@@ -190,7 +214,7 @@ _D = 1 / (2 + math.sqrt(2))
 _E32 = 6 + math.sqrt(2)
 
 
-def _plus(start: Any, weights: Sequence[float], ks: Sequence[Components]) -> Any:
+def _plus(start: Number, weights: Sequence[float], ks: Sequence[Components]) -> Number:
     """`start + sum_i(weights_i k_i)`, added up in this order, for as many `ks` as there are
     weights. If `start` is None, the sum alone, which is None if all weights are zero."""
     total = start
@@ -210,11 +234,11 @@ def _sum(a: Components, b: Components) -> Components:
     return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
-def _scaled(xp: Arithmetic, number: Any, k: Components) -> Components:
+def _scaled(xp: Arithmetic, number: Number, k: Components) -> Components:
     return tuple(xp.broadcast_over(number, x) * x for x in k)
 
 
-def _moved(xp: Arithmetic, a: Components, number: Any, k: Components | None) -> Components:
+def _moved(xp: Arithmetic, a: Components, number: Number, k: Components | None) -> Components:
     """`a + number k`; `a` if `k` is None."""
     return a if k is None else _sum(a, _scaled(xp, number, k))
 

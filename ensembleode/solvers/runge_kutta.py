@@ -12,9 +12,9 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from .arithmetic import Arithmetic, Components
+from .arithmetic import Arithmetic, Components, Number
 from .base import ODESolver
 from .method import Equations, StepAttempt
 from .tableau import Tableau
@@ -51,17 +51,23 @@ class RungeKutta:
     def degree(self) -> int:
         return self.tableau.interpolant.degree
 
-    def evaluations(self, ntried: Any) -> Any:
+    def evaluations(self, ntried: Number) -> Number:
         return ntried * (self.stages - 1) + 1 if self.tableau.fsal else ntried * self.stages
 
-    def linear_algebra(self, ntried: Any) -> None:
+    def linear_algebra(self, ntried: Number) -> None:
         """None, as it is explicit."""
 
-    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Number) -> tuple:
         return (equations.f(y, t),) if self.tableau.fsal else ()
 
     def step(
-        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        carry: tuple,
+        t: Number,
+        h: Number,
     ) -> StepAttempt:
         tableau, f = self.tableau, equations.f
         ks = [carry[0] if carry else f(y, t)]
@@ -94,7 +100,13 @@ class RungeKutta:
         return apart(y1, y2), apart(k1, k2)
 
     def dense(
-        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        dense: tuple,
+        t: Number,
+        h: Number,
     ) -> tuple:
         interpolant, every = self.tableau.interpolant, list(dense)
         for c, row in zip(interpolant.extra_c, interpolant.extra_a, strict=True):
@@ -103,14 +115,14 @@ class RungeKutta:
         return tuple(every)
 
     def interpolate(
-        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Number, theta: Number
     ) -> Components:
         weights = [polynomial(w, theta) for w in self.tableau.interpolant.weights]
         weights = [w if isinstance(w, float) else xp.once(w) for w in weights]
         return _once(xp, add_scaled(xp, y, h, weights, dense))
 
 
-def polynomial(weights: tuple, theta: Any) -> Any:
+def polynomial(weights: tuple, theta: Number) -> Number:
     """`sum_j(weights_j theta^(j + 1))`; the Python number zero where all weights are zero."""
     if not any(weights):
         return 0.0
@@ -121,7 +133,7 @@ def polynomial(weights: tuple, theta: Any) -> Any:
 
 
 def add_scaled(
-    xp: Arithmetic, y: Components, h: Any, weights: Sequence[Any], ks: Sequence[Components]
+    xp: Arithmetic, y: Components, h: Number, weights: Sequence[Number], ks: Sequence[Components]
 ) -> Components:
     """`y + h sum_i(weights_i k_i)`, without the terms whose weight is zero."""
     used = _used(weights, ks)
@@ -134,7 +146,7 @@ def add_scaled(
     return tuple(a + xp.broadcast_over(h, s) * s for a, s in zip(y, total, strict=True))
 
 
-def weighted(xp: Arithmetic, weights: Sequence[Any], ks: Sequence[Components]) -> Components:
+def weighted(xp: Arithmetic, weights: Sequence[Number], ks: Sequence[Components]) -> Components:
     """`sum_i(weights_i k_i)`; a weight is a Python number, or one number for each trajectory."""
     used = _used(weights, ks)
 
@@ -145,7 +157,7 @@ def weighted(xp: Arithmetic, weights: Sequence[Any], ks: Sequence[Components]) -
     return tuple(combine(*xs) for xs in zip(*(k for _, k in used), strict=True))
 
 
-def _used(weights: Sequence[Any], ks: Sequence[Components]) -> list[tuple[Any, Components]]:
+def _used(weights: Sequence[Number], ks: Sequence[Components]) -> list[tuple[Number, Components]]:
     """The pairs of a weight and a stage whose weight is not zero."""
     pairs = zip(weights, ks, strict=True)
     return [(w, k) for w, k in pairs if not (isinstance(w, float | int) and w == 0)]
@@ -155,11 +167,11 @@ def _once(xp: Arithmetic, components: Components) -> Components:
     return tuple(map(xp.once, components))
 
 
-def _is_power_of_two(weight: Any) -> bool:
+def _is_power_of_two(weight: Number) -> bool:
     return isinstance(weight, float | int) and abs(math.frexp(weight)[0]) == 0.5
 
 
-def _times(xp: Arithmetic, weight: Any, component: Any) -> Any:
+def _times(xp: Arithmetic, weight: Number, component: Number) -> Number:
     if isinstance(weight, float | int):
         return component if weight == 1 else weight * component
     return xp.broadcast_over(weight, component) * component

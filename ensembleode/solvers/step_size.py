@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from .arithmetic import Arithmetic, Components
+from .arithmetic import Arithmetic, Components, Mask, Number
 from .method import StepAttempt
 from .norms import AbstractNorm
 from .runge_kutta import add_scaled
@@ -19,8 +19,8 @@ class Tolerances(NamedTuple):
     """The absolute and the relative tolerance; each is one number for each trajectory, or such a
     number for each component."""
 
-    abstol: Any
-    reltol: Any
+    abstol: Number
+    reltol: Number
 
 
 def looked_at(
@@ -44,7 +44,7 @@ def _halves(values: Components) -> tuple[Components, Components]:
     return (whole[:half],), (whole[half:],)
 
 
-def _largest_absolute(xp: Arithmetic, *numbers: tuple[Any, Any]) -> Any:
+def _largest_absolute(xp: Arithmetic, *numbers: tuple[Number, Number]) -> Number:
     """The largest absolute value of complex numbers `(real, imaginary)`, whose squares may
     overflow."""
     most = functools.reduce(xp.maximum, (xp.abs(x) for z in numbers for x in z))
@@ -62,7 +62,7 @@ def of_complex(tol: Tolerances) -> Tolerances:
     """The tolerances of complex numbers, from those of their real and imaginary parts, which are
     the same."""
 
-    def first_half(x: Any) -> Any:
+    def first_half(x: Number) -> Number:
         if isinstance(x, tuple):
             is_number = len(x) == 1 and not hasattr(x[0], "__len__")
             return x if is_number else _halves(x)[0]
@@ -113,11 +113,11 @@ def squared_error(
     y: Components,
     controlled: int | None = None,
     in_parts: bool = False,
-) -> Any:
+) -> Number:
     """The square of the norm of a step's error in units of the tolerances. With several error
     estimates, it is the largest. The norm is over what is `looked_at`. It is infinite where the
     method failed."""
-    look: Any = {"controlled": controlled, "in_parts": in_parts}
+    look: dict[str, Any] = {"controlled": controlled, "in_parts": in_parts}
     squares = [norm.squared(xp, scaled(xp, tol, x, y, attempt.y2, **look)) for x in attempt.error]
     largest = squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
     if attempt.residual is not None:
@@ -128,12 +128,12 @@ def squared_error(
     return largest if attempt.failed is None else xp.where(attempt.failed, np.inf, largest)
 
 
-def power_of_ten(x: Any, order: int) -> Any:
+def power_of_ten(x: Number, order: int) -> Number:
     """`10^(-(2 + log10(x)) / order)` for JAX arrays, as `initial_step` wants it."""
     return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
 
 
-def unit_of_time(xp: Arithmetic, span: Any) -> Any:
+def unit_of_time(xp: Arithmetic, span: Number) -> Number:
     """The time in which the constants of first steps are: one, and for spans that are shorter than
     their shortest step, 1e-6, the span. (There, squares of rates are also beyond single
     precision.)"""
@@ -145,16 +145,16 @@ def initial_step(
     norm: AbstractNorm,
     power_of_ten: Callable,
     field: Callable,
-    t: Any,
+    t: Number,
     y: Components,
     k: Components,
-    span: Any,
+    span: Number,
     tol: Tolerances,
     order: int,
-    dtmax: Any = None,
+    dtmax: Number = None,
     controlled: int | None = None,
     in_parts: bool = False,
-) -> Any:
+) -> Number:
     """The size of the first step, from two evaluations: `k = f(y, t)` and one more.
 
     **Arguments:** `power_of_ten(x, order)`: `10^(-(2 + log10(x)) / order)`; `span`: `t1 - t0`,
@@ -162,7 +162,7 @@ def initial_step(
     `in_parts`: which components are `looked_at`.
     """
     length, unit = xp.abs(span), unit_of_time(xp, span)
-    look: Any = {"controlled": controlled, "in_parts": in_parts}
+    look: dict[str, Any] = {"controlled": controlled, "in_parts": in_parts}
 
     def in_units(rates):
         rates = tuple(x * xp.broadcast_over(unit, x) for x in rates)
@@ -198,7 +198,9 @@ _SHORT, _SHORT_SPACINGS = 2.0**-27, 128
 _FAR = 2.0**-60
 
 
-def count_failures(xp: Arithmetic, failures: Any, failed: Any, size: Any, span: Any) -> Any:
+def count_failures(
+    xp: Arithmetic, failures: Number, failed: Mask, size: Number, span: Number
+) -> Number:
     """The number of attempts in a row that were short and yet infinite or NaN, after one of this
     `size`.
 
@@ -216,7 +218,7 @@ def count_failures(xp: Arithmetic, failures: Any, failed: Any, size: Any, span: 
     return xp.where(failed, counted, failures)
 
 
-def is_moved(abstol: Any, before: Any, after: Any) -> Any:
+def is_moved(abstol: Number, before: Number, after: Number) -> Mask:
     """Whether a step too short for time to resolve has moved a component noticeably, or to a value
     that is not finite; the solution then diverges. If no component has moved, the tolerances can't
     be met."""

@@ -11,7 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
 
-from .arithmetic import Arithmetic, Components
+from .arithmetic import Arithmetic, Components, Number
 from .base import ODESolver
 from .brownian_tree import units_of
 from .controllers import PIController
@@ -25,17 +25,17 @@ class StochasticTerms(NamedTuple):
     - `times(g, w)`: the product of a value of the diffusion with numbers like those of the noise.
     """
 
-    f: Callable[[Any, Any], Any]
-    g: Callable[[Any, Any], Any]
-    times: Callable[[Any, Any], Any]
+    f: Callable[[Number, Number], Number]
+    g: Callable[[Number, Number], Number]
+    times: Callable[[Number, Number], Number]
 
 
 class StochasticStep(NamedTuple):
     """The change of the state in a step, and the estimate of its error; None for a method without
     estimates."""
 
-    change: Any
-    error: Any = None
+    change: Number
+    error: Number = None
 
 
 class SDESolver(ODESolver):
@@ -77,7 +77,7 @@ class SDESolver(ODESolver):
 
     @abc.abstractmethod
     def step(
-        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+        self, terms: StochasticTerms, u: Number, t: Number, h: Number, dw: Number, dz: Number
     ) -> StochasticStep:
         """A step with the `terms` of the state `u` from `t`, of the size `h`. `dw` is the increment
         of the noise, `dz` an independent one of the same distribution, or None."""
@@ -111,17 +111,23 @@ class OneStepMap:
     def grid(self) -> "OneStepMap":
         return self
 
-    def evaluations(self, ntried: Any) -> Any:
+    def evaluations(self, ntried: Number) -> Number:
         return ntried * self.stages
 
-    def linear_algebra(self, ntried: Any) -> None:
+    def linear_algebra(self, ntried: Number) -> None:
         """None, as it is explicit."""
 
-    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Number) -> tuple:
         return ()
 
     def step(
-        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        carry: tuple,
+        t: Number,
+        h: Number,
     ) -> StepAttempt:
         change = equations.f(y, h)
         new = tuple(a + b for a, b in zip(y, change, strict=True))
@@ -131,7 +137,7 @@ class OneStepMap:
         new = (*new[:first], *y[first:end], *new[end:])
         return StepAttempt(new, (), (change[first:end],), (change,))
 
-    def end(self, xp: Arithmetic, y: Components, t0: Any, t1: Any, h: Any) -> Any:
+    def end(self, xp: Arithmetic, y: Components, t0: Number, t1: Number, h: Number) -> Number:
         """The end of an adaptive step from the state `y`, at most of the size `h > 0`: the largest
         half of halves of the time span that begins there."""
         assert self.errors is not None
@@ -146,19 +152,25 @@ class OneStepMap:
         return xp.where(after >= units, t1, t0 + span * (after * (1.0 / units)))
 
     def dense(
-        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        dense: tuple,
+        t: Number,
+        h: Number,
     ) -> tuple:
         return dense
 
     def interpolate(
-        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Number, theta: Number
     ) -> Components:
         (change,) = dense
         pairs = zip(y, change, strict=True)
         return tuple(a + xp.broadcast_over(theta, b) * b for a, b in pairs)
 
 
-def whole_number(xp: Arithmetic, x: Any) -> Any:
+def whole_number(xp: Arithmetic, x: Number) -> Number:
     """A whole number, zero or more, as an integer with sign of its size: its bits after a number
     whose lowest bit is one. (A conversion has to look at what is out of range, one trajectory after
     the other.)"""
@@ -167,7 +179,7 @@ def whole_number(xp: Arithmetic, x: Any) -> Any:
     return xp.bitcast(x + 2.0**digits, integer) & ((1 << digits) - 1)
 
 
-def power_below(xp: Arithmetic, x: Any) -> Any:
+def power_below(xp: Arithmetic, x: Number) -> Number:
     """The largest power of two that is at most `x`, a positive number: its bits without those of
     the fraction."""
     digits = int(jnp.finfo(x.dtype).nmant)
@@ -175,7 +187,7 @@ def power_below(xp: Arithmetic, x: Any) -> Any:
     return xp.bitcast(xp.bitcast(x, integer) & ~((1 << digits) - 1), x.dtype)
 
 
-def combined(weights: tuple, values: list) -> Any:
+def combined(weights: tuple, values: list) -> Number:
     """`sum_i(weights_i values_i)`, without the terms whose weight is zero; 0.0 if none is left."""
     terms = [w * x for w, x in zip(weights, values, strict=True) if w]
     return functools.reduce(operator.add, terms) if terms else 0.0
@@ -213,7 +225,7 @@ class SRI(SDESolver):
     drift_weight: ClassVar[float] = 1.0
 
     def step(
-        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+        self, terms: StochasticTerms, u: Number, t: Number, h: Number, dw: Number, dz: Number
     ) -> StochasticStep:
         """See [`SDESolver`][ensembleode.SDESolver.step]."""
         x, f, g, times = self.coefficients, terms.f, terms.g, terms.times
@@ -267,7 +279,7 @@ class SRA(SDESolver):
         cls.stages = len(cls.coefficients.alpha)
 
     def step(
-        self, terms: StochasticTerms, u: Any, t: Any, h: Any, dw: Any, dz: Any
+        self, terms: StochasticTerms, u: Number, t: Number, h: Number, dw: Number, dz: Number
     ) -> StochasticStep:
         """See [`SDESolver`][ensembleode.SDESolver.step]."""
         x, f, g, times = self.coefficients, terms.f, terms.g, terms.times

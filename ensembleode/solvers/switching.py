@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .arithmetic import Arithmetic, Components, NUMBERS
+from .arithmetic import Arithmetic, Components, Mask, Number, NUMBERS
 from .controllers import AbstractController
-from .method import carry_like, Equations, LinearAlgebra, StepAttempt
+from .method import carry_like, Equations, LinearAlgebra, Method, StepAttempt
 from .rosenbrock import ModifiedRosenbrock, Rodas
 from .runge_kutta import RungeKutta
 
@@ -46,18 +46,18 @@ class SwitchingRule:
 class StepCounts(NamedTuple):
     """Counts of steps that were tried, whether accepted or not."""
 
-    all: Any  # the steps of both methods
-    stiff: Any = 0  # the steps of the Rosenbrock method
-    switches: Any = 0  # how often the method was switched
+    all: Number  # the steps of both methods
+    stiff: Number = 0  # the steps of the Rosenbrock method
+    switches: Number = 0  # how often the method was switched
 
 
 class MethodChoice(NamedTuple):
     """Which method makes the next attempt of each trajectory."""
 
-    is_stiff: Any  # whether it is the Rosenbrock method
-    switched: Any  # whether it isn't the method of the previous attempt
-    count: Any  # how many attempts in a row looked stiff; negative for attempts that didn't
-    h: Any  # the size of the attempt, positive
+    is_stiff: Mask  # whether it is the Rosenbrock method
+    switched: Mask  # whether it isn't the method of the previous attempt
+    count: Number  # how many attempts in a row looked stiff; negative for attempts that didn't
+    h: Number  # the size of the attempt, positive
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,24 +74,30 @@ class Switching:
     nonstiff: RungeKutta
     stiff: Rodas | ModifiedRosenbrock
     rule: SwitchingRule
-    is_stiff: Any = None  # a mask, true where the Rosenbrock method makes the steps; or no mode
+    is_stiff: Mask = None  # a mask, true where the Rosenbrock method makes the steps; or no mode
 
     remembers = False
     is_implicit = True
     grid = None
 
-    def in_mode(self, is_stiff: Any) -> Switching:
+    def in_mode(self, is_stiff: Mask) -> Switching:
         """The same methods in the mode in which the Rosenbrock method makes the steps where the
         mask is true, and the explicit method elsewhere."""
         return dataclasses.replace(self, is_stiff=is_stiff)
 
     def made_by(
-        self, xp: Arithmetic, equations: Equations, y: Components, t: Any, h: Any, y2: Components
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        t: Number,
+        h: Number,
+        y2: Components,
     ) -> Switching:
         """The same methods in the mode that makes the step from `y` at `t` to `y2`, up to
         rounding."""
 
-        def distance(method: Any) -> Any:
+        def distance(method: Method) -> Number:
             carry = method.init(xp, equations, y, t)
             found = method.step(xp, equations, y, carry, t, h).y2
             return xp.total(tuple((a - b) * (a - b) for a, b in zip(found, y2, strict=True)))
@@ -117,7 +123,7 @@ class Switching:
     def degree(self) -> int:
         return max(self.nonstiff.degree, self.stiff.degree)
 
-    def evaluations(self, ntried: Any) -> Any:
+    def evaluations(self, ntried: Number) -> Number:
         """How many evaluations of the field `ntried` steps take; `ntried` may be `StepCounts`."""
         ntried, stiff, switches = ntried if isinstance(ntried, StepCounts) else StepCounts(ntried)
         to_stiff = (switches + 1) // 2
@@ -125,14 +131,14 @@ class Switching:
         again = again + self.stiff.evaluations(0) * (to_stiff - 1)
         return self.nonstiff.evaluations(ntried - stiff) + self.stiff.evaluations(stiff) + again
 
-    def linear_algebra(self, ntried: Any) -> LinearAlgebra:
+    def linear_algebra(self, ntried: Number) -> LinearAlgebra:
         return self.stiff.linear_algebra(ntried.stiff if isinstance(ntried, StepCounts) else 0)
 
-    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Number) -> tuple:
         method = self.nonstiff if _carries(self.nonstiff) else self.stiff
         return method.init(xp, equations, y, t)
 
-    def begins_anew(self, choice: MethodChoice) -> Any:
+    def begins_anew(self, choice: MethodChoice) -> Mask:
         """Where the carry is to be recomputed before the next attempt: a mask; None for nowhere."""
         if _carries(self.nonstiff) and _carries(self.stiff):
             return choice.switched
@@ -141,12 +147,18 @@ class Switching:
         return choice.switched & ~choice.is_stiff if _carries(self.nonstiff) else None
 
     def step(
-        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        carry: tuple,
+        t: Number,
+        h: Number,
     ) -> StepAttempt:
         shapes = [_shape(x) for x in (self.nonstiff, self.stiff)]
         n_dense, n_errors = max(x.dense for x in shapes), max(x.errors for x in shapes)
 
-        def made(method: Any, equations: Equations) -> tuple:
+        def made(method: Method, equations: Equations) -> tuple:
             attempt = method.step(xp, equations, y, carry if _carries(method) else (), t, h)
             assert attempt.failed is None
             # (Of the estimates of the error, only the largest counts, so one may be repeated.)
@@ -158,11 +170,17 @@ class Switching:
         return StepAttempt(*found, last=stretches)
 
     def dense(
-        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+        self,
+        xp: Arithmetic,
+        equations: Equations,
+        y: Components,
+        dense: tuple,
+        t: Number,
+        h: Number,
     ) -> tuple:
         size = max(_shape(x).within for x in (self.nonstiff, self.stiff))
 
-        def made(method: Any, equations: Equations) -> tuple:
+        def made(method: Method, equations: Equations) -> tuple:
             own = dense[: _shape(method).dense]
             return _padded(method.dense(xp, equations, y, own, t, h), size)
 
@@ -174,16 +192,16 @@ class Switching:
         return equations.either(xp, self.is_stiff, *by)
 
     def interpolate(
-        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Number, theta: Number
     ) -> Components:
-        def by(method: Any) -> Components:
+        def by(method: Method) -> Components:
             own = dense[: _shape(method).within]
             return method.interpolate(xp, y, own, h, theta)
 
         pairs = zip(by(self.stiff), by(self.nonstiff), strict=True)
         return tuple(xp.where(self.is_stiff, a, b) for a, b in pairs)
 
-    def looks_stiff(self, xp: Arithmetic, stretches: tuple, h: Any) -> Any:
+    def looks_stiff(self, xp: Arithmetic, stretches: tuple, h: Number) -> Mask:
         """Whether stability limits the step after an attempt.
 
         **Arguments:** `stretches`: those of the attempt, of the components that step-size control
@@ -198,7 +216,7 @@ class Switching:
         return ~functools.reduce(operator.and_, calm)
 
     def choose(
-        self, xp: Arithmetic, count: Any, looks_stiff: Any, h: Any, counts: Any
+        self, xp: Arithmetic, count: Number, looks_stiff: Mask, h: Number, counts: Number
     ) -> MethodChoice:
         """Choose the method of the next attempt.
 
@@ -225,7 +243,7 @@ class _Shape(NamedTuple):
 
 
 @functools.cache
-def _shape(method: Any) -> _Shape:
+def _shape(method: Method) -> _Shape:
     one, none = np.float64(1), ((), None)
     equations = Equations(
         lambda y, t: y,
@@ -240,7 +258,7 @@ def _shape(method: Any) -> _Shape:
     return _Shape(len(attempt.dense), len(within), len(attempt.error))
 
 
-def _carries(method: Any) -> bool:
+def _carries(method: Method) -> bool:
     """Whether a method carries anything."""
     return bool(jax.tree.leaves(carry_like(method, 1, np.float64)))
 
@@ -256,9 +274,9 @@ class SwitchingController(AbstractController):
 
     nonstiff: AbstractController
     stiff: AbstractController
-    is_stiff: Any = None  # see `Switching`
+    is_stiff: Mask = None  # see `Switching`
 
-    def in_mode(self, is_stiff: Any) -> SwitchingController:
+    def in_mode(self, is_stiff: Mask) -> SwitchingController:
         """See `Switching.in_mode`."""
         return SwitchingController(self.nonstiff, self.stiff, is_stiff)
 
@@ -269,14 +287,14 @@ class SwitchingController(AbstractController):
         n = len(self.nonstiff.initial_memory())
         return memory[:n], memory[n:]
 
-    def accepts(self, xp: Arithmetic, squared: Any, memory: tuple) -> Any:
+    def accepts(self, xp: Arithmetic, squared: Number, memory: tuple) -> Mask:
         before, other = self._of_each(memory)
         explicit = self.nonstiff.accepts(xp, squared, before)
         return xp.where(self.is_stiff, self.stiff.accepts(xp, squared, other), explicit)
 
     def factor(
-        self, xp: Arithmetic, log_error: Any, memory: tuple, accepted: Any, is_first: Any
-    ) -> tuple[Any, tuple]:
+        self, xp: Arithmetic, log_error: Number, memory: tuple, accepted: Mask, is_first: Mask
+    ) -> tuple[Number, tuple]:
         before, other = self._of_each(memory)
         by_explicit, after = self.nonstiff.factor(xp, log_error, before, accepted, is_first)
         by_stiff, other_after = self.stiff.factor(xp, log_error, other, accepted, is_first)

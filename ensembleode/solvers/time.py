@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, Mask, Number
 
 
 # The largest difference between `t0 + n dt` and `t1`, in roundings of the larger of both: a half
@@ -32,14 +33,14 @@ SHORTEST_AT_ZERO = 2.0**-104
 STRETCH = 1.5
 
 
-def rounding(t0: Any, t1: Any, dtype: Any, xp: Any = jnp) -> Any:
+def rounding(t0: Number, t1: Number, dtype: DTypeLike, xp: Any = jnp) -> Number:
     """The largest error that rounding can have in the times of a span from `t0` to `t1`."""
     return ROUNDINGS * np.finfo(dtype).eps * xp.maximum(xp.abs(t0), xp.abs(t1))
 
 
 def fixed_step(
-    xp: Arithmetic, anchor: Any, stop: Any, t: Any, dt: Any, number: Any
-) -> tuple[Any, Any]:
+    xp: Arithmetic, anchor: Number, stop: Number, t: Number, dt: Number, number: Number
+) -> tuple[Number, Number]:
     """The end of step `number` (from 0), of size `dt > 0`, of a stretch of time from `anchor` to
     `stop`; and whether time can't resolve the step.
 
@@ -55,7 +56,7 @@ def fixed_step(
     return t2, xp.stopped(unresolved)
 
 
-def adaptive_step(xp: Arithmetic, t: Any, stop: Any, direction: Any, h: Any) -> Any:
+def adaptive_step(xp: Arithmetic, t: Number, stop: Number, direction: Number, h: Number) -> Number:
     """The end of a step of size `h > 0` from `t`; it is `stop` if that is near or before the end.
 
     A step that is extended to `stop` becomes longer by at most a hundredth, and only if the
@@ -68,7 +69,9 @@ def adaptive_step(xp: Arithmetic, t: Any, stop: Any, direction: Any, h: Any) -> 
     return xp.where((h >= left) | (xp.abs(stop - t2) < reach), stop, t2)
 
 
-def end_of_stretch(xp: Arithmetic, stops: Sequence[Any], t1: Any, direction: Any) -> Any:
+def end_of_stretch(
+    xp: Arithmetic, stops: Sequence[Number], t1: Number, direction: Number
+) -> Number:
     """The end of the current stretch of time, beyond which no step goes: the nearest of the next
     known times, or the end of the solve."""
     end = t1
@@ -80,16 +83,16 @@ def end_of_stretch(xp: Arithmetic, stops: Sequence[Any], t1: Any, direction: Any
 class StepBounds(NamedTuple):
     """The bounds of step sizes, positive; None where there is no bound."""
 
-    dtmin: Any = None
-    dtmax: Any = None
+    dtmin: Number = None
+    dtmax: Number = None
 
-    def bounded(self, xp: Arithmetic, h: Any) -> Any:
+    def bounded(self, xp: Arithmetic, h: Number) -> Number:
         """A step size limited to these bounds; NaN remains NaN."""
         if self.dtmax is not None:
             h = xp.minimum(self.dtmax, h)
         return h if self.dtmin is None else xp.maximum(self.dtmin, h)
 
-    def first(self, xp: Arithmetic, h: Any, t: Any, span: Any) -> Any:
+    def first(self, xp: Arithmetic, h: Number, t: Number, span: Number) -> Number:
         """The size of a first step from `t`, for the proposed size `h`, within the bounds; NaN
         remains NaN.
 
@@ -101,8 +104,14 @@ class StepBounds(NamedTuple):
 
 
 def underflows(
-    xp: Arithmetic, bounds: StepBounds, next_h: Any, t: Any, stop: Any, span: Any, accepted: Any
-) -> Any:
+    xp: Arithmetic,
+    bounds: StepBounds,
+    next_h: Number,
+    t: Number,
+    stop: Number,
+    span: Number,
+    accepted: Mask,
+) -> Number:
     """Whether the next step from `t` is too short to be taken, either for time to resolve it, or
     because it is shorter than `dtmin` and doesn't just have to reach `stop`."""
     found = next_h <= min_step(xp, t, span)
@@ -112,7 +121,7 @@ def underflows(
     return found | (too_short & (~accepted | (bounds.dtmin < xp.abs(stop - t))))
 
 
-def min_step(xp: Arithmetic, t: Any, span: Any) -> Any:
+def min_step(xp: Arithmetic, t: Number, span: Number) -> Number:
     """The size of a step that time can just resolve: the spacing of floating-point numbers at
     `t`."""
     info = np.finfo(t.dtype)
@@ -123,7 +132,7 @@ def min_step(xp: Arithmetic, t: Any, span: Any) -> Any:
     return xp.maximum(spacing, SHORTEST_AT_ZERO * xp.abs(span))
 
 
-def next_time(xp: Arithmetic, t: Any, direction: Any) -> Any:
+def next_time(xp: Arithmetic, t: Number, direction: Number) -> Number:
     """The next time after `t`, forwards or backwards: one unit in the last place later.
 
     The neighbours of zero are subnormal, and many machines treat them as zero; so a larger number
@@ -135,7 +144,7 @@ def next_time(xp: Arithmetic, t: Any, direction: Any) -> Any:
     return xp.where(xp.equal(t, 0.0), direction * float(info.tiny), moved)
 
 
-def size_before(xp: Arithmetic, t: Any, t2: Any, jumps: Any, direction: Any) -> Any:
+def size_before(xp: Arithmetic, t: Number, t2: Number, jumps: Number, direction: Number) -> Number:
     """The signed size of a step from `t` to `t2`. Where `f` jumps at `t2`, its stages are before
     that, as `f` may have its value behind the jump there already."""
     before = next_time(xp, t2, -direction)
@@ -143,7 +152,7 @@ def size_before(xp: Arithmetic, t: Any, t2: Any, jumps: Any, direction: Any) -> 
     return size_within(xp, t, end, direction)
 
 
-def size_within(xp: Arithmetic, t: Any, t2: Any, direction: Any) -> Any:
+def size_within(xp: Arithmetic, t: Number, t2: Number, direction: Number) -> Number:
     """The signed size of a step from `t` to `t2`, after which no stage is: the last one would be if
     both the difference and then `t + size` were rounded up."""
     size = t2 - t

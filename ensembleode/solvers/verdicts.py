@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..ground.retcode import ReturnCode
-from .arithmetic import Arithmetic, Components
+from .arithmetic import Arithmetic, Components, Mask, Number
 from .controllers import AbstractController
 from .norms import AbstractNorm
 from .step_size import count_failures, in_abstol, is_moved, MOST_FAILURES, Tolerances
@@ -41,20 +41,20 @@ PROBE = 5
 class Verdict(NamedTuple):
     """The decision about a trajectory after a step."""
 
-    accepted: Any  # whether the trajectory goes on from the end of the step
-    failed: Any  # whether the step was infinite or NaN; for a fixed step, only if time resolved it
-    lost: Any  # whether there is no next step
-    next_h: Any  # the size of the next step, positive; zero for a fixed step too short for time
+    accepted: Mask  # whether the trajectory goes on from the end of the step
+    failed: Mask  # whether the step was infinite or NaN; for a fixed step, only if time resolved it
+    lost: Mask  # whether there is no next step
+    next_h: Number  # the size of the next step, positive; zero for a fixed step too short for time
     memory: Any = None  # the controller's memory; None with a fixed step
 
 
 class Times(NamedTuple):
     """The times of a step."""
 
-    t: Any  # its start
-    t2: Any  # its end
-    stop: Any  # the end of the current stretch of time, which no step passes
-    span: Any  # that of the whole solve, `t1 - t0`
+    t: Number  # its start
+    t2: Number  # its end
+    stop: Number  # the end of the current stretch of time, which no step passes
+    span: Number  # that of the whole solve, `t1 - t0`
 
 
 def judge(
@@ -62,11 +62,11 @@ def judge(
     controller: AbstractController,
     bounds: StepBounds,
     times: Times,
-    size: Any,
-    squared: Any,
+    size: Number,
+    squared: Number,
     memory: tuple,
-    going: Any,
-    is_first: Any,
+    going: Mask,
+    is_first: Mask,
 ) -> Verdict:
     """The verdict on an adaptive step.
 
@@ -86,15 +86,15 @@ def judge(
 
 
 def counted(
-    xp: Arithmetic, verdict: Verdict, failures: Any, size: Any, span: Any
-) -> tuple[Verdict, Any]:
+    xp: Arithmetic, verdict: Verdict, failures: Number, size: Number, span: Number
+) -> tuple[Verdict, Number]:
     """The verdict with failures in a row taken into account, and their new number: after too many
     the trajectory is lost. `size`, `span`: see `count_failures`."""
     failures = count_failures(xp, failures, verdict.failed, size, span)
     return verdict._replace(lost=verdict.lost | (failures >= MOST_FAILURES)), failures
 
 
-def judge_fixed(xp: Arithmetic, sound: Any, unresolved: Any, going: Any, h: Any) -> Verdict:
+def judge_fixed(xp: Arithmetic, sound: Mask, unresolved: Mask, going: Mask, h: Number) -> Verdict:
     """The verdict on a step of a fixed size.
 
     **Arguments:** `sound`: whether the state at its end is finite, and the method did not fail;
@@ -105,7 +105,7 @@ def judge_fixed(xp: Arithmetic, sound: Any, unresolved: Any, going: Any, h: Any)
     return Verdict(accepted, lost & ~unresolved, lost, xp.where(unresolved, 0.0, h))
 
 
-def first_code(xp: Arithmetic, wanted: Any, finite: Any, usable: Any, is_empty: Any) -> Any:
+def first_code(xp: Arithmetic, wanted: Mask, finite: Mask, usable: Mask, is_empty: Mask) -> Number:
     """The code before the first step.
 
     **Arguments:** `wanted`: whether the trajectory is to be solved; `finite`: whether its state is
@@ -116,7 +116,9 @@ def first_code(xp: Arithmetic, wanted: Any, finite: Any, usable: Any, is_empty: 
     return xp.where(wanted, code, STOPPED)
 
 
-def code_at_end(xp: Arithmetic, verdict: Verdict, arrived: Any, bounds: StepBounds | None) -> Any:
+def code_at_end(
+    xp: Arithmetic, verdict: Verdict, arrived: Mask, bounds: StepBounds | None
+) -> Number:
     """The code of a trajectory whose last step this was.
 
     **Arguments:** `arrived`: whether it is at the end of the solve; `bounds`: those of adaptive
@@ -128,19 +130,19 @@ def code_at_end(xp: Arithmetic, verdict: Verdict, arrived: Any, bounds: StepBoun
     return xp.where(arrived, SUCCESS, xp.where(verdict.lost, lost, MAX_ITERS))
 
 
-def code_of_end(xp: Arithmetic, code: Any, finite: Any) -> Any:
+def code_of_end(xp: Arithmetic, code: Number, finite: Mask) -> Number:
     """The code, given whether the last state is `finite`: a step with a small error may still
     overflow."""
     return xp.where(xp.equal(code, SUCCESS) & ~finite, UNSTABLE, code)
 
 
-def has_diverged(xp: Arithmetic, norm: AbstractNorm, max_norm: Any, y: Components) -> Any:
+def has_diverged(xp: Arithmetic, norm: AbstractNorm, max_norm: Number, y: Components) -> Mask:
     """Whether the norm of the state `y` exceeds `max_norm`. (It is the norm in units of `max_norm`,
     as squares of large numbers overflow.)"""
     return norm.squared(xp, in_abstol(xp, Tolerances(max_norm, None), y)) > 1.0
 
 
-def code_of_probe(xp: Arithmetic, tol: Tolerances, y: Components, y2: Components) -> Any:
+def code_of_probe(xp: Arithmetic, tol: Tolerances, y: Components, y2: Components) -> Number:
     """The code of a `PROBING` trajectory after its turn, which went from `y` to `y2`."""
     abstol = tol.abstol if isinstance(tol.abstol, tuple) else (tol.abstol,) * len(y)
     moved = tuple(

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from .method import Method
 from .runge_kutta import polynomial, RungeKutta
@@ -24,7 +25,7 @@ class Reach(NamedTuple):
     stages: tuple[int, ...]
 
 
-def blur(method: Any, dtype: Any) -> float:
+def blur(method: Any, dtype: DTypeLike) -> float:
     """How far rounding may move a state within a step along the solution, as a part of the step.
     The polynomials of high-order dense output have large coefficients that nearly cancel.
 
@@ -39,7 +40,9 @@ def blur(method: Any, dtype: Any) -> float:
     return float(np.abs(np.array(coefficients)).sum() * np.finfo(dtype).eps / 2)
 
 
-def reach(method: Method, points: Sequence[float], dtype: Any, *, has_errors: bool) -> Reach | None:
+def reach(
+    method: Method, points: Sequence[float], dtype: DTypeLike, *, has_errors: bool
+) -> Reach | None:
     """The reach of a method's dense output at points of a step.
 
     At a point, the state of a Runge-Kutta method differs from that at the end by
