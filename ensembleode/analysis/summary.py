@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Inexact, Int, Real
 
 from ..ground.retcode import was_ended
@@ -294,7 +295,7 @@ def _moments(x: np.ndarray) -> tuple:
     return n, mean, np.where(there, (x - mean) ** 2, 0).sum(axis=0)
 
 
-def _numbers(n: Any, mean: Any, squares: Any, quantiles: Any, dtype: Any) -> _SummaryNumbers:
+def _numbers(n: Any, mean: Any, squares: Any, quantiles: Any, dtype: DTypeLike) -> _SummaryNumbers:
     """The numbers from the moments and the quantiles of `_levels`, `[time, *state]` each."""
     mean = np.where(n > 0, mean, np.nan)
     variance = squares / np.where(n > 1, n - 1, np.nan)
@@ -450,7 +451,7 @@ class _Stream(NamedTuple):
     mean: np.ndarray
     squares: np.ndarray  # the sum of squared differences from the mean
     digest: Digest
-    dtype: Any
+    dtype: DTypeLike
     events: Any = None
 
     @classmethod

@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn
+from jax.typing import DTypeLike
 
 from ..tracing.program import is_tracer, Program
 from .equations import called, interpreted
@@ -63,12 +65,12 @@ def _of_const(x: Any) -> _BoundedArray:
     return _BoundedArray(np.asarray(x)[..., None]) if is_followed else _BoundedArray()
 
 
-def is_integral(dtype: Any) -> bool:
+def is_integral(dtype: DTypeLike) -> bool:
     """Whether this is a dtype of integers or booleans."""
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
 
 
-def _equation(eqn: Any, ins: list[_BoundedArray]) -> list[_BoundedArray]:
+def _equation(eqn: JaxprEqn, ins: list[_BoundedArray]) -> list[_BoundedArray]:
     name = eqn.primitive.name
     inner = called(eqn)
     if inner is not None:
@@ -116,7 +118,7 @@ def _selected(eqn: Any, ins: list[_BoundedArray]) -> _BoundedArray:
     return _BoundedArray(known, (*which.past, *past))
 
 
-def _reads(eqn: Any, ins: list[_BoundedArray]) -> tuple[tuple[PastEnd, np.ndarray], ...]:
+def _reads(eqn: JaxprEqn, ins: list[_BoundedArray]) -> tuple[tuple[PastEnd, np.ndarray], ...]:
     """The reads of an equation that are past an end in some of the cases."""
     name, shape = eqn.primitive.name, getattr(eqn.invars[0].aval, "shape", ()) if ins else ()
     if name == "dynamic_slice":

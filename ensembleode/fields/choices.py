@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from ..tracing.program import structs_of
 from . import tuning
@@ -16,7 +17,7 @@ from .gather_scatter import fill_value, Windows
 from .simplifying.writing import as_written
 
 
-def by_choice(eqn: Any) -> Any:
+def by_choice(eqn: JaxprEqn) -> Any:
     """The jaxpr of comparisons that computes the same as an equation; None where there is none."""
     fn = _CHOICES[eqn.primitive.name](eqn)
     if fn is None:

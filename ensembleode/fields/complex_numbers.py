@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn
 
 from ..tracing.evaluation import bound_again, equations, is_jaxpr, params_of
 from .combining import as_rows
@@ -67,7 +68,7 @@ def is_complex(aval: Any) -> bool:
     return jnp.issubdtype(aval.dtype, jnp.complexfloating)
 
 
-def _has_complex(eqn: Any) -> bool:
+def _has_complex(eqn: JaxprEqn) -> bool:
     return any(is_complex(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
@@ -76,7 +77,7 @@ def _known_parts(x: Any) -> Any:
     return ComplexParts(x.real, x.imag) if np.iscomplexobj(x) else x
 
 
-def _equation(eqn: Any, ins: list) -> list:
+def _equation(eqn: JaxprEqn, ins: list) -> list:
     try:
         return _in_parts(eqn, ins)
     except NotInPairsError as e:
@@ -85,7 +86,7 @@ def _equation(eqn: Any, ins: list) -> list:
         raise
 
 
-def _in_parts(eqn: Any, ins: list) -> list:
+def _in_parts(eqn: JaxprEqn, ins: list) -> list:
     inner, name = called(eqn), eqn.primitive.name
     if inner is not None:
         return interpreted(inner, ins, _known_parts, _equation)
@@ -102,7 +103,7 @@ def _in_parts(eqn: Any, ins: list) -> list:
     raise NotInPairsError(f"the primitive {name} of complex numbers")
 
 
-def _by_parts(eqn: Any, ins: list) -> list:
+def _by_parts(eqn: JaxprEqn, ins: list) -> list:
     """The result of a primitive that does the same with the real and with the imaginary parts."""
     reals, imags = (
         bind(eqn, [x[k] if isinstance(x, ComplexParts) else x for x in ins]) for k in range(2)
@@ -132,7 +133,7 @@ def _complex(eqn: Any, x: Any, y: Any) -> ComplexParts:
     return ComplexParts(jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape))
 
 
-def _converted(eqn: Any, x: Any) -> Any:
+def _converted(eqn: JaxprEqn, x: Any) -> Any:
     dtype = _real_dtype(eqn)
     if not is_complex(eqn.outvars[0].aval):
         return lax.convert_element_type(x.real, dtype)
@@ -261,7 +262,7 @@ def _expm1(x: ComplexParts) -> ComplexParts:
 
 
 def _elementwise(fn: Callable) -> Callable:
-    def rule(eqn: Any, *ins: Any) -> Any:
+    def rule(eqn: JaxprEqn, *ins: Any) -> Any:
         return fn(
             *(x if isinstance(x, ComplexParts) else ComplexParts(x, jnp.zeros_like(x)) for x in ins)
         )
@@ -269,7 +270,7 @@ def _elementwise(fn: Callable) -> Callable:
     return rule
 
 
-def _dot_general(eqn: Any, x: Any, y: Any) -> ComplexParts:
+def _dot_general(eqn: JaxprEqn, x: Any, y: Any) -> ComplexParts:
     params = dict(eqn.params, preferred_element_type=_real_dtype(eqn))
     product = functools.partial(eqn.primitive.bind, **params)
     if not isinstance(x, ComplexParts):
@@ -282,7 +283,7 @@ def _dot_general(eqn: Any, x: Any, y: Any) -> ComplexParts:
     )
 
 
-def _fft(eqn: Any, x: Any) -> Any:
+def _fft(eqn: JaxprEqn, x: Any) -> Any:
     """**Raises:** `NotInPairsError` for a length that isn't written out."""
     lengths = eqn.params["fft_lengths"]
     if not all(map(is_short, lengths)):
@@ -296,7 +297,7 @@ def _zeros(aval: Any) -> ComplexParts:
     return ComplexParts(zeros, zeros)
 
 
-def _reduce_prod(eqn: Any, x: ComplexParts) -> ComplexParts:
+def _reduce_prod(eqn: JaxprEqn, x: ComplexParts) -> ComplexParts:
     parts = ComplexParts(*(as_rows(part, eqn.params["axes"]) for part in x))
     shape, dtype = parts.real.shape[1:], parts.real.dtype
     one = ComplexParts(jnp.ones(shape, dtype), jnp.zeros(shape, dtype))

@@ -10,6 +10,7 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn
 
 from ..tracing.program import structs_of, with_constants
 
@@ -55,14 +56,14 @@ def registers(rules: dict[str, _Rule]) -> Callable[[str], Callable[[_Rule], _Rul
     return rule
 
 
-def bind(eqn: Any, args: Sequence) -> list:
+def bind(eqn: JaxprEqn, args: Sequence) -> list:
     """Evaluate one equation by JAX itself."""
     with eqn.ctx.manager:
         outs = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
     return list(outs) if eqn.primitive.multiple_results else [outs]
 
 
-def called(eqn: Any) -> Any:
+def called(eqn: JaxprEqn) -> Any:
     """The jaxpr, closed or not, that an equation calls; None if it calls none."""
     name = eqn.primitive.name
     if name in CALLS:
@@ -79,7 +80,7 @@ def called(eqn: Any) -> Any:
     return None
 
 
-def traced(eqn: Any, fn: Callable) -> Any:
+def traced(eqn: JaxprEqn, fn: Callable) -> Any:
     """The jaxpr of `fn`, a function of an equation's operands."""
     with source_info_util.user_context(eqn.source_info.traceback):
         return jax.make_jaxpr(fn)(*structs_of(eqn.invars))
@@ -92,7 +93,7 @@ def of_each(fn: Callable, axes: int) -> Callable:
     return fn
 
 
-def _solved(eqn: Any, args: Sequence) -> list:
+def _solved(eqn: JaxprEqn, args: Sequence) -> list:
     """The solution of a linear system, by the function that was given for it."""
     lengths, solve = eqn.params["const_lengths"], eqn.params["jaxprs"].solve
     first = lengths.matvec + lengths.vecmat
@@ -156,7 +157,7 @@ def rewritten(jaxpr: jex.Jaxpr, fn: Callable, structs: Sequence | None = None) -
     return with_constants(inner, inner.invars[:n], inner.invars[n:])
 
 
-def branch_here(eqn: Any) -> Any:
+def branch_here(eqn: JaxprEqn) -> Any:
     """The branch of a `platform_index` equation that is taken on this platform."""
     platforms = eqn.params["platforms"]
     return np.int32(next(i for i, names in enumerate(platforms) if not names or "cpu" in names))

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
+from jax.typing import DTypeLike
 
 from .combining import least, most
 from .movements import MOVEMENTS
@@ -142,7 +144,7 @@ def padded(xp: Any, shape: Shape, config: Sequence) -> tuple[tuple[slice, ...], 
     return tuple(kept), functools.reduce(operator.add, parts, start)
 
 
-def fill_value(dtype: Any, value: Any) -> Any:
+def fill_value(dtype: DTypeLike, value: Any) -> Any:
     """The number that JAX fills in where it reads outside of an array."""
     dtype = np.dtype(dtype)
     if value is None:
@@ -162,7 +164,7 @@ def strides_of(shape: Sequence[int]) -> list[int]:
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
-def _drops(eqn: Any) -> bool:
+def _drops(eqn: JaxprEqn) -> bool:
     return eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
 
 

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from . import tuning
 
@@ -16,7 +17,7 @@ def is_large(eqn: Any) -> bool:
     return math.prod(eqn.outvars[0].aval.shape) * inner >= tuning.LEAST_PRODUCT
 
 
-def layouts(eqn: Any, *shapes: tuple) -> list[np.ndarray]:
+def layouts(eqn: JaxprEqn, *shapes: tuple) -> list[np.ndarray]:
     """The numbers of the components of both operands, each as an array
     `[batch, free, contracted]`."""
     contracted, batch = eqn.params["dimension_numbers"]

@@ -14,6 +14,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn
 
 from ..ground.keys import is_key, raw
 from ..tracing.evaluation import equations, is_jaxpr, params_of
@@ -33,7 +34,7 @@ def without_keys(jaxpr: jex.Jaxpr, storage: np.dtype | None = None) -> jex.Jaxpr
     return rewritten(jaxpr, lambda *xs: interpreted(jaxpr, xs, raw, _equation), structs)
 
 
-def _has_keys(eqn: Any) -> bool:
+def _has_keys(eqn: JaxprEqn) -> bool:
     return any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
@@ -49,7 +50,7 @@ def _structs(binders: list) -> list:
     return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
 
 
-def _equation(eqn: Any, ins: list) -> list:
+def _equation(eqn: JaxprEqn, ins: list) -> list:
     inner, name = called(eqn), eqn.primitive.name
     with _at_place_of(eqn):
         if inner is not None:
@@ -68,7 +69,7 @@ def _equation(eqn: Any, ins: list) -> list:
         return jax.vmap(lambda *xs: bind(eqn, xs), in_axes=axes, out_axes=-1)(*ins)
 
 
-def _at_place_of(eqn: Any) -> Any:
+def _at_place_of(eqn: JaxprEqn) -> Any:
     """A context in which new equations name the place in the user's source that this one comes
     from; if it has none, that of the equation that calls it."""
     if not source_info_util.summarize(eqn.source_info):
@@ -76,7 +77,7 @@ def _at_place_of(eqn: Any) -> Any:
     return source_info_util.user_context(eqn.source_info.traceback)
 
 
-def _implemented(eqn: Any) -> Any:
+def _implemented(eqn: JaxprEqn) -> Any:
     """The function of keys by which JAX computes a primitive."""
     implementation = functools.partial(eqn.primitive.impl, **eqn.params)
     return jax.make_jaxpr(implementation)(*structs_of(eqn.invars))

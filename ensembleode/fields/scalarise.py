@@ -8,6 +8,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
 
 from ..tracing.evaluation import equations
 from . import tuning
@@ -62,7 +63,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = tuning.MOST_SCALAR_OPERATIONS) -> je
 def inlined(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     """The jaxpr without calls, and without equations whose results are not used."""
 
-    def equation(eqn: Any, ins: list) -> list:
+    def equation(eqn: JaxprEqn, ins: list) -> list:
         inner = called(eqn)
         if inner is not None:
             return interpreted(inner, ins, lambda x: x, equation)
@@ -78,7 +79,7 @@ def _is_scalar(jaxpr: Any) -> bool:
     )
 
 
-def _chosen(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+def _chosen(run: Interpreter, eqn: JaxprEqn, ins: Sequence[Scalars]) -> list[Scalars]:
     """The permutations that result from pivots."""
     computed = ins[-1] if eqn.primitive.name == "gather" else ins[0]
     closed = by_choice(eqn) if computed.computed else None

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 
 class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
@@ -32,7 +33,7 @@ class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
         counts = [_count(r, n) for r, n in zip(read, self.shape, strict=True)]
         return np.asarray(block).reshape(counts)[pick]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         if copy is False:
             raise ValueError("an array on disk can't become one in memory without a copy.")
         return np.asarray(self._array[...], dtype)

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..tracing.program import is_tracer
 from .keys import is_key
@@ -187,7 +188,7 @@ def with_real_numbers(u0: Any) -> Any:
     return jtu.tree_map(real, u0, is_leaf=_is_array)
 
 
-def as_parameters(p: Any, dtype: Any) -> Any:
+def as_parameters(p: Any, dtype: DTypeLike) -> Any:
     """Parameters in which lists of nothing but numbers, at any depth, are arrays.
 
     Such an array has the dtype of the NumPy numbers, and arrays without axes, in the list. If there

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..fields.derivatives.sparsity import structure
 from ..ground.state_tree import StateTree
@@ -213,7 +214,7 @@ def _jumps(prob: JumpProblem, rates: Program) -> tuple[str, tuple[int, ...]]:
     return JUMPS, ()
 
 
-def check_stochastic(prob: SDEProblem | JumpProblem, dtype: Any) -> None:
+def check_stochastic(prob: SDEProblem | JumpProblem, dtype: DTypeLike) -> None:
     """**Raises:** `ValueError` for what a stochastic problem can't have."""
     state, name = jax.tree.leaves(prob.u0)[0], type(prob).__name__
     if state.dtype != dtype:
@@ -242,7 +243,7 @@ def _check_cover(times: Any, tspan: tuple) -> None:
         )
 
 
-def _check_diffusion(program: Program, structure: Any, shapes: Sequence, dtype: Any) -> None:
+def _check_diffusion(program: Program, structure: Any, shapes: Sequence, dtype: DTypeLike) -> None:
     if program.out_tree != structure:
         raise TypeError(
             f"g must return the structure of the state u, {structure}; it returned "

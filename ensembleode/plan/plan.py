@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..ground.devices.placement import copied_to_jax
 from ..ground.state_tree import StateTree
@@ -204,7 +205,7 @@ class Plan:
 NO_CALLBACK = -1  # stands for the number of the callback, where there was no event
 
 
-def fill_of(path: tuple, dtype: Any) -> Any:
+def fill_of(path: tuple, dtype: DTypeLike) -> Any:
     """The value of the leaf at this path of an outcome where nothing was computed."""
     if jax.dtypes.issubdtype(dtype, np.inexact):
         return np.nan

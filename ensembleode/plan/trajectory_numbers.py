@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..fields import parameters_of
 from ..ground.devices.alone import alone
@@ -321,7 +322,7 @@ def _with_constants_behind(program: Program, numbers: Sequence) -> Program:
     return with_constants_around(program, (), avals)
 
 
-def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:
+def _joined(parts: Sequence[tuple[Any, int]], dtype: DTypeLike) -> Any:
     """One vector for each trajectory, from arrays that are each paired with their number of axes
     for one trajectory."""
     flat, lead = [], ()

@@ -9,6 +9,8 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jax.typing import DTypeLike
+
 
 class NumberRow(NamedTuple):
     """A kind of number that a trajectory has.
@@ -35,7 +37,7 @@ class NumberRow(NamedTuple):
     default: Any = None
     check: Callable[[str, Any], None] | None = None
     aliases: str = ""
-    dtype: Any = None
+    dtype: DTypeLike | None = None
     digest: str | None = None
 
 

@@ -19,6 +19,7 @@ import equinox as eqx
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from ..ground.devices.placement import platform
 from ..ground.installed import name_of
@@ -250,13 +251,13 @@ def _text_of_function(x: Any) -> bytes:
     return _plain(name)
 
 
-def _is_told(eqn: Any) -> bool:
+def _is_told(eqn: JaxprEqn) -> bool:
     """Whether a function among an equation's parameters has an attribute `stands_for`, which says
     what the equation computes."""
     return any(hasattr(x, "stands_for") for x in _functions_of(eqn))
 
 
-def _called_by(eqn: Any) -> list[Any]:
+def _called_by(eqn: JaxprEqn) -> list[Any]:
     """The Python functions that compute the results of an equation."""
     # (The first two primitives have no results; the rule of the last one computes the same in
     # another way.)
@@ -267,7 +268,7 @@ def _called_by(eqn: Any) -> list[Any]:
     return [getattr(x, "callback_func", x) for x in _functions_of(eqn)]
 
 
-def _functions_of(eqn: Any) -> list[Any]:
+def _functions_of(eqn: JaxprEqn) -> list[Any]:
     """The functions among an equation's parameters, and objects that hold one (JAX's callbacks)."""
     params = [x for name, x in eqn.params.items() if name not in RULE_PARAMS]
     return list(filter(_is_function, jtu.tree_leaves(params, is_leaf=is_jaxpr)))

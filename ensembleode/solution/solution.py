@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from ..ground.hidden_object import HiddenObject
@@ -256,7 +257,7 @@ class ODESolution(_Solution):
     def __getitem__(self, i: Any) -> Any:
         raise TypeError(f"an ODESolution is not indexed: its states are sol.u[{i!r}].")
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(flattened(self.u, 1, self._order), dtype=dtype, copy=copy)
 
     def __repr__(self) -> str:
@@ -472,7 +473,7 @@ class EnsembleSolution(_Solution):
         """
         return _interpolated(self, self.lengths, t, deriv, several=True)
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.to_array(), dtype=dtype, copy=copy)
 
     def plot(

@@ -158,7 +158,7 @@ class Switching:
         shapes = [_shape(x) for x in (self.nonstiff, self.stiff)]
         n_dense, n_errors = max(x.dense for x in shapes), max(x.errors for x in shapes)
 
-        def made(method: Method, equations: Equations) -> tuple:
+        def made(method: Any, equations: Equations) -> tuple:
             attempt = method.step(xp, equations, y, carry if _carries(method) else (), t, h)
             assert attempt.failed is None
             # (Of the estimates of the error, only the largest counts, so one may be repeated.)

@@ -16,7 +16,7 @@ class StoredVariable(NamedTuple):
     name: str
     dims: tuple[str, ...]
     shape: tuple[int, ...]
-    dtype: Any
+    dtype: np.dtype
     grows: bool = False
     fill: Any = 0
 

@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.extend import source_info_util
+from jax.extend.core import JaxprEqn
 
 
 # The primitives that call, repeat or choose jaxprs, for `bound_again`.
@@ -25,7 +26,7 @@ def equations(jaxpr: Any) -> Iterator:
             yield from equations(inner)
 
 
-def params_of(eqn: Any) -> list:
+def params_of(eqn: JaxprEqn) -> list:
     """The parameters of an equation, in which jaxprs (closed or not) are leaves."""
     return jtu.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
 
@@ -34,7 +35,7 @@ def is_jaxpr(x: Any) -> bool:
     return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
 
 
-def scan_parts(eqn: Any) -> tuple[int, int]:
+def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
     """How many operands of a scan are constants, and how many are carried. Arrays that are scanned
     over, or stacked, have one more axis outside than inside."""
 
@@ -70,7 +71,7 @@ def evaluated(jaxpr: Any, *args: Any, consts: Sequence = (), instead: Callable) 
     return [read(v) for v in jaxpr.outvars]
 
 
-def closes_over_arrays(eqn: Any) -> bool:
+def closes_over_arrays(eqn: JaxprEqn) -> bool:
     """Whether an equation is an inner jit, or has one in it, that closes over arrays."""
     if eqn.primitive.name != "jit":
         return False
@@ -78,7 +79,7 @@ def closes_over_arrays(eqn: Any) -> bool:
     return bool(inner.consts) or any(closes_over_arrays(e) for e in inner.jaxpr.eqns)
 
 
-def inlined(eqn: Any, ins: Sequence) -> list | None:
+def inlined(eqn: JaxprEqn, ins: Sequence) -> list | None:
     """For `evaluated`: the outputs of an inner jit that closed over arrays; None for other
     equations."""
     if not closes_over_arrays(eqn):
@@ -87,7 +88,7 @@ def inlined(eqn: Any, ins: Sequence) -> list | None:
     return evaluated(inner, *ins, consts=list(map(jnp.asarray, inner.consts)), instead=inlined)
 
 
-def bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
+def bound_again(eqn: JaxprEqn, ins: Sequence, run: Callable) -> Sequence:
     """The results of a call, a loop or a branch, with `run(jaxpr, *args)` in place of the jaxprs in
     it."""
     params = eqn.params

@@ -22,6 +22,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from .dependence import deciding, depending
 from .evaluation import closes_over_arrays, equations, evaluated, inlined
@@ -198,7 +199,7 @@ def _atom_key(x: Any, numbers: dict) -> Any:
     return ("lit", x.aval, _array_key(x.val)) if is_literal else _number(x, numbers)
 
 
-def _equation_key(eqn: Any, numbers: dict) -> tuple:
+def _equation_key(eqn: JaxprEqn, numbers: dict) -> tuple:
     custom = eqn.primitive.name in _CUSTOM_RULES
     named = custom or eqn.primitive.name in ("jit", "remat", "checkpoint")
     params = tuple(
@@ -263,7 +264,7 @@ def custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
     return (eqn for eqn in equations(jaxpr) if eqn.primitive.name in _CUSTOM_RULES)
 
 
-def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
+def tangents_of(eqn: JaxprEqn) -> jex.ClosedJaxpr:
     """The forward-mode derivative rule of a call, as a jaxpr. Raises what the rule raises."""
 
     def pushed(args, tangents):
@@ -273,7 +274,7 @@ def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(pushed)(args, list(filter(is_inexact, args)))
 
 
-def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
+def _cotangents_of(eqn: JaxprEqn) -> jex.ClosedJaxpr:
     """The reverse-mode derivative rule of a call, as a jaxpr. Raises what the rule raises."""
 
     def pullback(args, cotangents):
@@ -284,7 +285,7 @@ def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(pullback)(structs_of(eqn.invars), cotangents)
 
 
-def _of_inexact(eqn: Any, args: Sequence) -> tuple[Callable, tuple]:
+def _of_inexact(eqn: JaxprEqn, args: Sequence) -> tuple[Callable, tuple]:
     """A call as a function of its real or complex arguments, the ones that have tangents; and these
     arguments."""
 
@@ -368,7 +369,7 @@ def _rules_key(jaxpr: jex.Jaxpr) -> tuple:
     return tuple(itertools.starmap(of_one, custom_rules(jaxpr, custom_calls)))
 
 
-def _rule_of(eqn: Any) -> list:
+def _rule_of(eqn: JaxprEqn) -> list:
     names = (*RULE_PARAMS[:3], "num_consts", "symbolic_zeros")
     return [eqn.params[name] for name in names if name in eqn.params]
 

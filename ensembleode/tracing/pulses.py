@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
 
 from .evaluation import evaluated, is_jaxpr, params_of
 from .program import Program
@@ -65,7 +66,7 @@ def _changes(jaxpr: Any, marks: list[int]) -> Iterator[str]:
                 yield from (x for x in inside if x != "bend" or name not in _SMOOTH)
 
 
-def _is_of_table(eqn: Any, names: Sequence[str]) -> bool:
+def _is_of_table(eqn: JaxprEqn, names: Sequence[str]) -> bool:
     return eqn.primitive.name == "jit" and eqn.params["name"] in names
 
 
@@ -89,7 +90,7 @@ def _marks_of(known: dict[Any, int], atoms: Sequence) -> list[int]:
     return [0 if isinstance(x, jex.Literal) else known.get(x, 0) for x in atoms]
 
 
-def _inside(eqn: Any, ins: list[int]) -> Iterator[tuple[Any, list[int]]]:
+def _inside(eqn: JaxprEqn, ins: list[int]) -> Iterator[tuple[Any, list[int]]]:
     """The jaxprs in an equation, with the marks of their inputs. Each input of a loop's body has
     the marks of all operands, unless the inputs are the operands themselves."""
     given = ins[1:] if eqn.primitive.name == "cond" else ins
@@ -108,7 +109,7 @@ def compared(field: Program, *args: Any, at: Callable) -> Any:
     def through(jaxpr: Any, consts: Sequence, args: Sequence, marks: list[int]) -> list:
         known = _marks(jaxpr, marks)
 
-        def instead(eqn: Any, ins: Sequence) -> list | None:
+        def instead(eqn: JaxprEqn, ins: Sequence) -> list | None:
             name, own = eqn.primitive.name, _marks_of(known, eqn.invars)
             if name == "jit":
                 inner = eqn.params["jaxpr"]

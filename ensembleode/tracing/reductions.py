@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from .evaluation import bound_again, equations, evaluated, is_jaxpr, params_of, WITHIN
 
@@ -19,7 +20,7 @@ def reduces(jaxpr: Any) -> bool:
     return any(eqn.primitive.name == "reduce" for eqn in equations(jaxpr))
 
 
-def reduced(eqn: Any, ins: Sequence) -> Any:
+def reduced(eqn: JaxprEqn, ins: Sequence) -> Any:
     """For `evaluated`: a sum, product, maximum or minimum that begins with an initial value, with
     that value taken in afterwards; and the same within calls, loops and branches. None for other
     equations."""
@@ -33,7 +34,7 @@ def reduced(eqn: Any, ins: Sequence) -> Any:
     return [operation(start, jax.lax.reduce(x, neutral, operation, eqn.params["dimensions"]))]
 
 
-def _inner(eqn: Any) -> list:
+def _inner(eqn: JaxprEqn) -> list:
     return [x for x in params_of(eqn) if is_jaxpr(x)]
 
 

@@ -14,6 +14,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from .evaluation import bound_again, evaluated, is_jaxpr, params_of, WITHIN
 from .program import Program, program_of, with_constants
@@ -67,7 +68,7 @@ _MOST_APART = 32  # literals that become operands
 _ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
 
 
-def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
+def _numbers_of(eqn: JaxprEqn, dtype: np.dtype) -> dict[int, float]:
     """The operands of an equation, by index, that are literals from which compiled code gains
     nothing. Zero and the powers of two stay literals: a product with one is no operation, a product
     with two is a sum, and a quotient by a power of two is a product."""
@@ -86,7 +87,7 @@ def _written(jaxpr: Any, dtype: np.dtype) -> dict[float, None]:
     return found
 
 
-def _written_within(eqn: Any, dtype: np.dtype) -> dict[float, None]:
+def _written_within(eqn: JaxprEqn, dtype: np.dtype) -> dict[float, None]:
     """The literals inside of the jaxprs that an equation calls, repeats or chooses from."""
     if eqn.primitive.name not in WITHIN:
         return {}

@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..ground.extras import installing
 from ..ground.files import locked, LockedError
@@ -378,7 +379,7 @@ def _is_damage(error: Exception) -> bool:
     )
 
 
-def _shape(shape: Any, dtype: Any) -> str:
+def _shape(shape: Any, dtype: DTypeLike) -> str:
     return f"{np.dtype(dtype).name}[{', '.join(map(str, shape))}]"
 
 

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 from jaxtyping import Array, Inexact
 
 from ..ground.retcode import reached_end
@@ -339,7 +340,7 @@ def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) 
     return jax.tree.map(jnp.asarray, groups)._replace(ts=groups.ts)
 
 
-def _as_data(data: Any, state: tuple, dtype: Any) -> Any:
+def _as_data(data: Any, state: tuple, dtype: DTypeLike) -> Any:
     """The data as `[time, *state]` or `[trajectory, time, *state]`, checked to be finite."""
     data = as_numbers("data", data)
     axes = data.ndim - len(state)
@@ -362,7 +363,7 @@ def _as_starts(starts: Any, u0: Any, several: bool) -> Any:
     return starts.reshape(u0.shape)
 
 
-def _cast(name: str, states: Any, dtype: Any) -> Any:
+def _cast(name: str, states: Any, dtype: DTypeLike) -> Any:
     if jnp.iscomplexobj(states) and not jnp.issubdtype(dtype, jnp.complexfloating):
         raise TypeError(
             f"{name} is complex and the state is not ({dtype}): give prob a complex u0."

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from ..tracing.evaluation import equations
 from .parallel import Placement
@@ -62,7 +63,7 @@ class UpdateStep:
     has_data: bool
     repeats: bool  # whether all steps have the same loss, so that a line search's values stay valid
     microbatch: int | None = None  # how many rows a device computes with at a time; None for all
-    dtype: Any = None  # the dtype of the loss
+    dtype: DTypeLike | None = None  # the dtype of the loss
 
     @functools.cached_property
     def compiled(self) -> Any:
@@ -76,7 +77,7 @@ class UpdateStep:
         return jax.jit(functools.partial(used.mean_of_losses, dtype=self.dtype))
 
     def mean_of_losses(
-        self, params: Any, model_state: Any, batch: PaddedBatch, key: Any, dtype: Any
+        self, params: Any, model_state: Any, batch: PaddedBatch, key: Any, dtype: DTypeLike | None
     ) -> Any:
         """The mean loss of the items of a batch, added up in this dtype."""
         zero = jnp.zeros((), dtype)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..ground.devices.alone import without_mesh
 from ..ground.keys import words_of
@@ -474,6 +475,6 @@ def _as_given(row: NumberRow, options: dict[str, Any], shape: tuple, dtype: np.d
     return None if value is None else _as_real(value, row.dtype or dtype)
 
 
-def _as_real(x: Any, dtype: np.dtype) -> Any:
+def _as_real(x: Any, dtype: DTypeLike) -> Any:
     # (Converted by NumPy, a concrete number stays concrete inside of a trace.)
     return x.astype(dtype) if is_tracer(x) else np.asarray(x, dtype)

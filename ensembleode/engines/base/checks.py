@@ -4,6 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ...ground.logs import log_once
 from ...plan.events import TracedCallbacks
@@ -44,7 +45,7 @@ def check_steps(label: str, can_adapt: bool, adaptive: bool, has_dt: bool) -> No
         raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
 
 
-def say_if_too_tight(adaptive: bool | None, dtype: Any, shared: TrajectoryNumbers) -> None:
+def say_if_too_tight(adaptive: bool | None, dtype: DTypeLike, shared: TrajectoryNumbers) -> None:
     """Log a warning where the tolerances are smaller than `_ROUNDINGS` rounding errors of the
     state. `shared` has the known numbers that all trajectories share."""
     abstol, reltol, u0 = (

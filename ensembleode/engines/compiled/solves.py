@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ...fields import parameters_of
 from ...fields.products import is_large
@@ -123,7 +124,7 @@ def _has_products(field: Program) -> bool:
 
 
 def width_of(
-    size: int, dtype: Any, n: int, here: machine.Machine, *, crowded: bool, reused: bool
+    size: int, dtype: np.dtype, n: int, here: machine.Machine, *, crowded: bool, reused: bool
 ) -> int:
     """The number of lanes: those of several vectors, where registers are left for the state then.
     `crowded`: whether there are many numbers besides the state, as with adaptive steps or products;
@@ -259,7 +260,9 @@ def _saved_rows(plan: Plan) -> int:
     return 1 if plan.saving.mode == "ends" else plan.saving.rows
 
 
-def _by_row(d: KernelDescription, n: int, rows: int, size: int, dtype: Any) -> jax.ShapeDtypeStruct:
+def _by_row(
+    d: KernelDescription, n: int, rows: int, size: int, dtype: DTypeLike
+) -> jax.ShapeDtypeStruct:
     """The shape and dtype of rows of `size` numbers: see `layout.NumbersOrder.place_in_row`."""
     each = (size, n) if d.on_gpu else (n, size)
     return jax.ShapeDtypeStruct((max(1, rows), *each), dtype)

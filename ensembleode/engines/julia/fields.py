@@ -9,6 +9,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ...fields import Inputs, lower, parameters_of, staged, UntranslatableError
 from ...tracing.program import Program
@@ -47,7 +48,7 @@ def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) 
     `shared`. With `forward`, the last parameter is the forward solution.
     """
     avals = parameters_of(program)
-    dtype: Any = program.out_avals[0].dtype
+    dtype: DTypeLike = program.out_avals[0].dtype
     groups = ["own" if b else "shared" for b in batched]
     numbers = avals[:-1] if forward else avals
     if forward:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
 from ...fields.lowering.values import is_stored_as_bits
 from ...ground.keys import raw
@@ -48,7 +49,7 @@ def read_arrays(
     return arrays
 
 
-def _array(x: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
+def _array(x: Any, dtype: DTypeLike, shape: Sequence[int]) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(x), dtype=dtype).reshape(shape)
 
 

@@ -18,6 +18,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from ...ground.recursion import Call, result_of, results_of
 from ...tracing.program import structs_of, with_constants
@@ -205,7 +206,7 @@ class _Terms:
         inside = to.reshape(-1)[numbers]
         return (yield self._split(x, inside)) or self._whole(x, inside)
 
-    def _append(self, fn: Callable, eqn: Any) -> list[Any]:
+    def _append(self, fn: Callable, eqn: JaxprEqn) -> list[Any]:
         """Append the equations of `fn(eqn, *operands)`, with the operands of `eqn`; returns the
         results."""
         closed = jax.make_jaxpr(functools.partial(fn, eqn))(*structs_of(eqn.invars))
@@ -253,7 +254,7 @@ class _Terms:
         return True
 
 
-def _entries(eqn: Any, x: Any, *operands: Any) -> tuple[Any, Any]:
+def _entries(eqn: JaxprEqn, x: Any, *operands: Any) -> tuple[Any, Any]:
     """The numbers that an equation adds to an array of zeros, and the numbers of the components to
     which it adds them."""
     if eqn.primitive.name == "dynamic_update_slice":

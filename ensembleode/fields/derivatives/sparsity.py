@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from ...tracing.evaluation import scan_parts
 from ...tracing.program import is_inexact, Program, tangents_of
@@ -116,7 +117,7 @@ def _outputs(eqn: Any, ins: list[_DependentArray]) -> list[_DependentArray]:
     ]
 
 
-def _equation(eqn: Any, ins: list[_DependentArray]) -> list[_DependentArray]:
+def _equation(eqn: JaxprEqn, ins: list[_DependentArray]) -> list[_DependentArray]:
     name = eqn.primitive.name
     if name in _RULES:
         return _RULES[name](eqn, ins)
@@ -168,7 +169,7 @@ def _chosen(which: np.ndarray, cases: Sequence[Any]) -> np.ndarray:
     return np.take_along_axis(stacked, which[None], 0)[0]
 
 
-def _moved(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
+def _moved(eqn: JaxprEqn, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     move = functools.partial(MOVEMENTS[eqn.primitive.name], np)
     depends = move([x.depends for x in ins], eqn.params, ())
     if any(x.known is None for x in ins):
@@ -177,19 +178,19 @@ def _moved(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     return [_DependentArray(d, k) for d, k in zip(depends, known, strict=True)]
 
 
-def _iota(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
+def _iota(eqn: JaxprEqn, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     params = eqn.params
     return [_known_array(iota(np, params["shape"], params["dimension"]).astype(params["dtype"]))]
 
 
-def _take(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
+def _take(eqn: JaxprEqn, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     x, numbers = ins
     if numbers.known is None:
         return [_DependentArray(np.full(numbers.shape, x.all, object))]
     return [_mapped(x, lambda array: array[numbers.known])]
 
 
-def _put(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
+def _put(eqn: JaxprEqn, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     x, numbers, new, *masks = ins
     if numbers.known is None:
         return [_DependentArray(x.depends | new.all)]
@@ -231,7 +232,7 @@ def _custom_jvp_call(eqn: Any, ins: Sequence[_DependentArray]) -> list[_Dependen
     return outs[len(eqn.outvars) :]
 
 
-def _cond(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
+def _cond(eqn: JaxprEqn, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     which, *operands = ins
     branches = eqn.params["branches"]
     if which.known is not None:
@@ -248,7 +249,7 @@ def _joined(x: _DependentArray, y: _DependentArray) -> _DependentArray:
     return _DependentArray(depends, x.known)
 
 
-def _while(eqn: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
+def _while(eqn: JaxprEqn, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     params = eqn.params
     n_test = params["cond_nconsts"]
     n_consts = n_test + params["body_nconsts"]

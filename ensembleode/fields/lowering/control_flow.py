@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from ...tracing.evaluation import scan_parts
 from ..ir import Assign, Buffer, Const, Expr, Index, Load, Op, Switch, Var, While
@@ -14,7 +15,7 @@ from .values import BOOL, converted, elementwise, INT, LoweredArray, number, sca
 
 
 @rule("cond")
-def _cond(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _cond(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     which, *operands = ins
     if isinstance(which.expr, Const):
         return run.evaluate(eqn.params["branches"][int(which.expr.value)], operands)
@@ -81,7 +82,7 @@ def _overlap(x: Buffer, y: Place) -> bool:
 
 
 @rule("while")
-def _while(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _while(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     params = eqn.params
     n_test, n_body = params["cond_nconsts"], params["body_nconsts"]
     consts = [run.settled(run.stored(x), 2) for x in ins[: n_test + n_body]]

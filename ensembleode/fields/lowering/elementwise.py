@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from .. import tuning
 from ..equations import branch_here, DRAWN, ELEMENTWISE
@@ -25,7 +26,7 @@ _PARAM = {
 
 
 @rule(ELEMENTWISE + DRAWN + "add_any")
-def _elementwise(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _elementwise(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval, name = aval_of(eqn), str(eqn.primitive.name)
     params = tuple(int(eqn.params[x]) for x in _PARAM.get(name, ()))
     param = params if len(params) > 1 else next(iter(params), None)
@@ -54,13 +55,13 @@ def _broadcast(run: Lowering, x: LoweredArray, shape: Sequence[int]) -> LoweredA
 
 
 @rule("bitcast_convert_type")
-def _bitcast(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _bitcast(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval = aval_of(eqn)
     return [mapped(run, aval, ins, lambda x: Op(eqn.primitive.name, (x,), np.dtype(aval.dtype)))]
 
 
 @rule("empty empty2")
-def _empty(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _empty(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     return [run.constant(np.zeros(aval_of(eqn).shape, aval_of(eqn).dtype))]
 
 

@@ -1,6 +1,6 @@
 """The rules for reading and writing components whose numbers are computed."""
 
-from typing import Any
+from jax.extend.core import JaxprEqn
 
 from ..combining import SCATTERS
 from ..ir import Const, Expr, Index, Load, Op, Store
@@ -9,14 +9,14 @@ from .values import elementwise, LoweredArray, stored
 
 
 @rule("take")
-def _take(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _take(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     x, numbers = ins
     x = run.stored(x)
     return [elementwise(aval_of(eqn).shape, x.dtype, [numbers], lambda i: x.at(_index(i)))]
 
 
 @rule("put")
-def _put(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _put(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     x, numbers, new, *masks = ins
     combined = SCATTERS[eqn.params["by"]]
     buffer = run.allocate(x.dtype, x.size)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from ..gather_scatter import strides_of
 from ..ir import Index, Store
@@ -159,7 +160,7 @@ def _pieces(numbers: np.ndarray, ends: np.ndarray) -> list[tuple[int, int, np.nd
 
 
 @rule("iota")
-def _iota(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _iota(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval, d = aval_of(eqn), eqn.params["dimension"]
     if math.prod(aval.shape) <= 1:
         return [run.constant(np.zeros(aval.shape, aval.dtype))]

@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Any, TypeAlias
 
 import numpy as np
+from jax.extend.core import JaxprEqn
+from jax.typing import DTypeLike
 
 from ..equations import opened, reader, registers, used
 from ..gather_scatter import strides_of
@@ -33,7 +35,7 @@ class Lowering:
         self._names = itertools.count(1)
         self._counters = itertools.count(1)
 
-    def function(self, outputs: tuple[Expr, ...], size: int, dtype: Any) -> Function:
+    def function(self, outputs: tuple[Expr, ...], size: int, dtype: DTypeLike) -> Function:
         body = tuple(self.blocks[0])
         work = tuple(self.work.items())
         return Function(body, outputs, size, np.dtype(dtype), work, tuple(self.tables))
@@ -85,7 +87,7 @@ class Lowering:
         yield self.blocks[-1]
         self.blocks.pop()
 
-    def fresh(self, dtype: Any) -> Var:
+    def fresh(self, dtype: DTypeLike) -> Var:
         return Var(f"x{next(self._names)}", np.dtype(dtype))
 
     def let(self, expr: Expr) -> Expr:
@@ -96,7 +98,7 @@ class Lowering:
         self.emit(Let(var, expr))
         return var
 
-    def allocate(self, dtype: Any, size: int) -> Buffer:
+    def allocate(self, dtype: DTypeLike, size: int) -> Buffer:
         dtype = np.dtype(dtype)
         start = self.work.get(dtype, 0)
         self.work[dtype] = start + size
@@ -144,7 +146,7 @@ class Lowering:
         """The value in a form that has a component for each index in row-major order."""
         return value if value.along is None else self.stored(value)
 
-    def built(self, shape: Sequence[int], dtype: Any, component: Callable) -> LoweredArray:
+    def built(self, shape: Sequence[int], dtype: DTypeLike, component: Callable) -> LoweredArray:
         """An array in memory whose components are `component(counters)`."""
         if math.prod(shape) == 1:
             return scalar(self.let(component([number(0, INT)] * len(shape))), tuple(shape))
@@ -155,5 +157,5 @@ class Lowering:
         return stored(buffer, tuple(shape))
 
 
-def aval_of(eqn: Any) -> Any:
+def aval_of(eqn: JaxprEqn) -> Any:
     return eqn.outvars[0].aval

@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from ..gather_scatter import strides_of
 from ..ir import Assign, Matrix, Op, Product
@@ -14,7 +14,7 @@ from .values import BOOL, cast, LoweredArray, number, position, stored
 
 
 @rule("dot_general")
-def _dot_general(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _dot_general(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     aval = aval_of(eqn)
     dtype = np.dtype(aval.dtype)
     (contracted, batch) = eqn.params["dimension_numbers"]

@@ -1,9 +1,9 @@
 """The rules for reductions."""
 
 import math
-from typing import Any
 
 import numpy as np
+from jax.extend.core import JaxprEqn
 
 from ..combining import REDUCTIONS
 from ..ir import Assign, Op
@@ -12,7 +12,7 @@ from .values import LoweredArray, number
 
 
 @rule(" ".join(REDUCTIONS))
-def _reduce(run: Lowering, eqn: Any, ins: list[LoweredArray]) -> list[LoweredArray]:
+def _reduce(run: Lowering, eqn: JaxprEqn, ins: list[LoweredArray]) -> list[LoweredArray]:
     (x,) = ins
     aval, axes = aval_of(eqn), eqn.params["axes"]
     by = REDUCTIONS[eqn.primitive.name]

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from ..folding import FOLDED_INTEGERS
 from ..gather_scatter import strides_of
@@ -70,7 +71,7 @@ def scalar(expr: Expr, shape: tuple[int, ...] = ()) -> LoweredArray:
     return LoweredArray(shape, expr.dtype, lambda _: expr)
 
 
-def number(value: Any, dtype: Any) -> Const:
+def number(value: Any, dtype: DTypeLike) -> Const:
     with np.errstate(all="ignore"):
         return Const(np.asarray(value).astype(dtype)[()])
 
@@ -79,7 +80,7 @@ def stored(buffer: Buffer, shape: tuple[int, ...]) -> LoweredArray:
     return LoweredArray(shape, buffer.dtype, lambda i: Load(buffer, i), buffer)
 
 
-def converted(x: Expr, dtype: Any) -> Expr:
+def converted(x: Expr, dtype: DTypeLike) -> Expr:
     dtype = np.dtype(dtype)
     if isinstance(x, Const) and (x.dtype.kind in "biu" or dtype.kind == "f"):
         return number(x.value, dtype)
@@ -116,7 +117,7 @@ def only_by_axes(
 
 
 def elementwise(
-    shape: Sequence[int], dtype: Any, ins: Sequence[LoweredArray], fn: Callable
+    shape: Sequence[int], dtype: DTypeLike, ins: Sequence[LoweredArray], fn: Callable
 ) -> LoweredArray:
     """An array whose components are `fn` of the components of the operands."""
     shape, dtype, depth = tuple(shape), np.dtype(dtype), 1 + sum(x.depth for x in ins)
@@ -125,7 +126,7 @@ def elementwise(
     return LoweredArray(shape, dtype, lambda i: fn(*(x.at(i) for x in ins)), depth=depth)
 
 
-def cast(value: LoweredArray, dtype: Any) -> LoweredArray:
+def cast(value: LoweredArray, dtype: DTypeLike) -> LoweredArray:
     dtype = np.dtype(dtype)
     if value.dtype == dtype:
         return value

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from ...tracing.evaluation import scan_parts
 from .interpreter import cost, Interpreter, mapped, rule
@@ -13,7 +14,7 @@ from .values import is_constant, Scalars
 
 
 @rule("cond")
-def _cond(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+def _cond(run: Interpreter, eqn: JaxprEqn, ins: Sequence[Scalars]) -> list[Scalars]:
     which, *operands = ins
     branches = eqn.params["branches"]
     (index,) = which.entries

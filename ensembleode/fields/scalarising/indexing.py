@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from ..combining import SCATTERS
 from ..gather_scatter import fill_value, Windows
@@ -46,7 +47,7 @@ def _choose(run: Interpreter, x: Scalars, index: Any) -> Scalars:
 
 
 @rule("dynamic_update_slice")
-def _dynamic_update_slice(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+def _dynamic_update_slice(run: Interpreter, eqn: JaxprEqn, ins: Sequence[Scalars]) -> list[Scalars]:
     x, update, *starts = ins
     where = _constant_window(starts, x.shape, update.shape)
     if where is None:
@@ -71,7 +72,7 @@ def _gather(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]
 
 
 @rule(" ".join(SCATTERS))
-def _scatter(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+def _scatter(run: Interpreter, eqn: JaxprEqn, ins: Sequence[Scalars]) -> list[Scalars]:
     x, indices, updates = ins
     numbers = _scatter_numbers(eqn, indices)
     if numbers is None:
@@ -86,7 +87,7 @@ def _scatter(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars
     return [Scalars(x.shape, x.dtype, entries)]
 
 
-def _scatter_numbers(eqn: Any, indices: Scalars) -> np.ndarray | None:
+def _scatter_numbers(eqn: JaxprEqn, indices: Scalars) -> np.ndarray | None:
     """The number of the component that each update goes to; None if that isn't known while
     tracing."""
     if not indices.constant:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import jax
 from jax import lax
+from jax.typing import DTypeLike
 
 from ...tracing.evaluation import is_jaxpr, params_of
 from ..equations import bind, called, opened, reader, registers
@@ -80,7 +81,7 @@ class Interpreter:
             raise NotSmallError
 
     def scalar(
-        self, name: str, emit: Callable, args: Sequence, dtype: Any, params: Any = None
+        self, name: str, emit: Callable, args: Sequence, dtype: DTypeLike, params: Any = None
     ) -> Any:
         """One component of the elementwise primitive `name`: `emit(*args)`, or something
         simpler."""

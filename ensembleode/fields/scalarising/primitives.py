@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from ..combining import CUMULATIVE, REDUCTIONS
 from ..equations import DRAWN, ELEMENTWISE
@@ -82,7 +83,7 @@ def _pad(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
 
 
 @rule("iota")
-def _iota(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+def _iota(run: Interpreter, eqn: JaxprEqn, ins: Sequence[Scalars]) -> list[Scalars]:
     params = eqn.params
     shape, d = params["shape"], params["dimension"]
     if ins or math.prod(shape) > run.limits.moved:
@@ -106,13 +107,13 @@ def _reduce(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]
 
 
 @rule("reduce")
-def in_plainer(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+def in_plainer(run: Interpreter, eqn: JaxprEqn, ins: Sequence[Scalars]) -> list[Scalars]:
     """A primitive rewritten in plainer equations, of which short loops are unrolled."""
     return run.evaluate(written_out(eqn), ins)
 
 
 @rule("cummax cummin cumprod cumsum")
-def _cumulate(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
+def _cumulate(run: Interpreter, eqn: JaxprEqn, ins: Sequence[Scalars]) -> list[Scalars]:
     (x,) = ins
     run.check_size(len(x.entries))
     if not x.entries:

@@ -15,6 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 from ..folding import FOLDED
 from .values import fill, is_computed, is_constant
@@ -26,7 +27,7 @@ _KEPT_ABSENT = ("convert_element_type", "copy", "neg", "stop_gradient")
 SAME_SHAPE = ("clamp", "select_n")
 
 
-def simplify(name: str, args: Sequence, dtype: Any, params: dict) -> Any:
+def simplify(name: str, args: Sequence, dtype: DTypeLike, params: dict) -> Any:
     """One component of an elementwise primitive, if it can be had without an operation; else
     None."""
     simple = _SIMPLIFY[name](*args) if name in _SIMPLIFY and any(map(_is_absent, args)) else None
@@ -38,7 +39,7 @@ def simplify(name: str, args: Sequence, dtype: Any, params: dict) -> Any:
 
 
 @functools.cache
-def absent(dtype: Any) -> Any:
+def absent(dtype: DTypeLike) -> Any:
     """The zero that stands for an absent entry. It is always the same object, by which it is
     recognised."""
     return np.dtype(dtype).type(0)
@@ -55,7 +56,7 @@ def level(args: Sequence) -> Sequence:
     return [fill(x, (1,), x.dtype) for x in args]
 
 
-def power(x: Any, y: int, dtype: Any) -> Any:
+def power(x: Any, y: int, dtype: DTypeLike) -> Any:
     """An integer power, by repeated multiplication."""
     if y < 0:
         return lax.div(np.dtype(dtype).type(1), power(x, -y, dtype))
@@ -68,7 +69,7 @@ def power(x: Any, y: int, dtype: Any) -> Any:
     return np.dtype(dtype).type(1) if result is None else result
 
 
-def _fold(name: str, params: dict, args: Sequence, dtype: Any) -> Any:
+def _fold(name: str, params: dict, args: Sequence, dtype: DTypeLike) -> Any:
     dtype = np.dtype(dtype)
     with np.errstate(all="ignore"):
         if name == "select_n":

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 from jax import lax
+from jax.typing import DTypeLike
 
 
 Shape: TypeAlias = tuple[int, ...]
@@ -22,7 +23,7 @@ class Scalars:
     """
 
     shape: Shape
-    dtype: Any
+    dtype: DTypeLike
     entries: list
 
     @property
@@ -52,7 +53,7 @@ def from_constant(array: Any) -> Scalars:
     return Scalars(array.shape, array.dtype, list(array.reshape(-1)))
 
 
-def fill(entry: Any, tail: Shape, dtype: Any) -> Any:
+def fill(entry: Any, tail: Shape, dtype: DTypeLike) -> Any:
     """An entry as an array of shape `tail`."""
     if is_constant(entry):
         return lax.full(tail, entry, dtype)
@@ -75,5 +76,5 @@ def rearranged(values: Sequence[Scalars], move: Callable, shapes: Sequence[Shape
     ]
 
 
-def is_key(dtype: Any) -> bool:
+def is_key(dtype: DTypeLike) -> bool:
     return jax.dtypes.issubdtype(dtype, jax.dtypes.extended)

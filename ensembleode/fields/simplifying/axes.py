@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from ..combining import as_rows, Combination, CUMULATIVE, folded
 from ..gather_scatter import iota, strides_of
@@ -14,7 +15,7 @@ from .writing import rule
 
 
 @rule(" ".join(CUMULATIVE))
-def _cumulate(eqn: Any, x: Any) -> list:
+def _cumulate(eqn: JaxprEqn, x: Any) -> list:
     by: Combination = CUMULATIVE[eqn.primitive.name]
     axis = eqn.params["axis"]
 
@@ -29,7 +30,7 @@ def _cumulate(eqn: Any, x: Any) -> list:
 
 
 @rule("reduce")
-def _reduce(eqn: Any, *ins: Any) -> list:
+def _reduce(eqn: JaxprEqn, *ins: Any) -> list:
     n = len(ins) // 2
     rows = [as_rows(x, eqn.params["dimensions"]) for x in ins[:n]]
     starts = [lax.broadcast(x, rows[0].shape[1:]) for x in ins[n:]]
@@ -53,7 +54,7 @@ def _arg(eqn: Any, x: Any) -> list:
 
 
 @rule("sort")
-def _sort(eqn: Any, *operands: Any) -> list:
+def _sort(eqn: JaxprEqn, *operands: Any) -> list:
     """Sorting by counting: the place of a component is the number of components that precede it."""
     axis = eqn.params["dimension"]
     operands = tuple(jnp.moveaxis(x, axis, 0) for x in operands)
@@ -91,13 +92,13 @@ def _equal(x: Any, y: Any) -> Any:
 
 
 @rule("polynomial")
-def _polynomial(eqn: Any, x: Any, *coefficients: Any) -> list:
+def _polynomial(eqn: JaxprEqn, x: Any, *coefficients: Any) -> list:
     """A polynomial by Horner's rule."""
     return [functools.reduce(lambda total, c: total * x + c, coefficients[::-1])]
 
 
 @rule("top_k")
-def _top_k(eqn: Any, x: Any) -> list:
+def _top_k(eqn: JaxprEqn, x: Any) -> list:
     """The last components of the sorted array. Those that are equal keep their order."""
     k, axis = eqn.params["k"], eqn.params["axis"]
     places = lax.broadcasted_iota(np.int32, x.shape, axis)

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from .writing import rule
 
@@ -27,7 +28,7 @@ def _threefry2x32(eqn: Any, key1: Any, key2: Any, x1: Any, x2: Any) -> list:
 
 
 @rule("iota_2x32_shape", apart=True)
-def _iota_2x32_shape(eqn: Any) -> list:
+def _iota_2x32_shape(eqn: JaxprEqn) -> list:
     """The numbers of components, each in two words."""
     shape = eqn.params["shape"]
     counts = lax.iota(np.uint64, int(np.prod(shape))).reshape(shape)
@@ -60,7 +61,7 @@ def _halves(x: Any) -> tuple[Any, Any]:
 
 
 @rule("reduce_precision")
-def _reduce_precision(eqn: Any, x: Any) -> list:
+def _reduce_precision(eqn: JaxprEqn, x: Any) -> list:
     """A number rounded to one of fewer bits, as XLA rounds: to the nearest one, of two the even
     one; to an infinity beyond the largest one, and to zero below the smallest normal one."""
     info, params = np.finfo(x.dtype), eqn.params

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax.extend.core import JaxprEqn
 
 from .writing import function
 
@@ -69,7 +70,7 @@ def _chebyshev(x: Any, coefficients: str) -> Any:
 
 
 @function("bessel_i1e")
-def _bessel_i1e(eqn: Any, x: Any) -> list:
+def _bessel_i1e(eqn: JaxprEqn, x: Any) -> list:
     size = jnp.abs(x)
     near = _chebyshev(0.5 * size - 2, _I1E_NEAR) * size
     far = _chebyshev(32 / size - 2, _I1E_FAR) / jnp.sqrt(size)
@@ -85,7 +86,7 @@ _INVERSE_BERNOULLI = (
 
 
 @function("zeta")
-def _zeta(eqn: Any, x: Any, q: Any) -> list:
+def _zeta(eqn: JaxprEqn, x: Any, q: Any) -> list:
     """Hurwitz's zeta function: ten terms, and the rest by the formula of Euler and Maclaurin."""
     total = term = q**-x
     for _ in range(9):

@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from ..combining import SCATTERS
 from ..gather_scatter import fill_value, padded, Windows
@@ -19,7 +20,7 @@ def _columns(indices: Any) -> list:
 
 
 @rule("gather")
-def _gather(eqn: Any, x: Any, indices: Any) -> list:
+def _gather(eqn: JaxprEqn, x: Any, indices: Any) -> list:
     numbers, inside = Windows.of_gather(eqn).numbers(jnp, _columns(indices))
     found = take(x.reshape(-1), numbers)
     if inside is not None:
@@ -29,20 +30,20 @@ def _gather(eqn: Any, x: Any, indices: Any) -> list:
 
 
 @rule(" ".join(SCATTERS))
-def _scatter(eqn: Any, x: Any, indices: Any, updates: Any) -> list:
+def _scatter(eqn: JaxprEqn, x: Any, indices: Any, updates: Any) -> list:
     numbers, inside = Windows.of_scatter(eqn).numbers(jnp, _columns(indices))
     out = put(x.reshape(-1), numbers, updates, inside, eqn.primitive.name)
     return [out.reshape(x.shape)]
 
 
 @rule("dynamic_slice")
-def _dynamic_slice(eqn: Any, x: Any, *starts: Any) -> list:
+def _dynamic_slice(eqn: JaxprEqn, x: Any, *starts: Any) -> list:
     numbers, _ = Windows.whole_array(x.shape, eqn.params["slice_sizes"]).numbers(jnp, starts)
     return [take(x.reshape(-1), numbers)]
 
 
 @rule("dynamic_update_slice")
-def _dynamic_update_slice(eqn: Any, x: Any, update: Any, *starts: Any) -> list:
+def _dynamic_update_slice(eqn: JaxprEqn, x: Any, update: Any, *starts: Any) -> list:
     numbers, _ = Windows.whole_array(x.shape, update.shape).numbers(jnp, starts)
     return [put(x.reshape(-1), numbers, update).reshape(x.shape)]
 

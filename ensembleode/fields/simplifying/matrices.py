@@ -11,6 +11,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
+from jax.typing import DTypeLike
 
 from .. import tuning
 from ..equations import of_each
@@ -32,7 +34,7 @@ def _rule_of_each(name: str, axes: int = 2) -> Callable[[Callable], Callable]:
 
     def entered(fn: Callable) -> Callable:
         @rule(name, apart=True)
-        def _(eqn: Any, x: Any, *others: Any) -> list:
+        def _(eqn: JaxprEqn, x: Any, *others: Any) -> list:
             found = of_each(fn, x.ndim - axes)(x, *others)
             return list(found) if isinstance(found, tuple) else [found]
 
@@ -54,7 +56,7 @@ def _numbers(n: int) -> Any:
     return lax.iota(np.int64, n)
 
 
-def _absent(dtype: Any) -> Any:
+def _absent(dtype: DTypeLike) -> Any:
     """A zero that stands for an absent entry: where a program is taken apart into scalars, it
     causes no operations (see `scalarising/scalars.py`)."""
     return lax.convert_element_type(lax.full((), np.False_), dtype)
@@ -115,7 +117,7 @@ def _row_from(x: Any, i: Any, first: Any) -> Any:
 
 
 @rule("lu_pivots_to_permutation", apart=True)
-def _lu_pivots_to_permutation(eqn: Any, exchanged: Any) -> list:
+def _lu_pivots_to_permutation(eqn: JaxprEqn, exchanged: Any) -> list:
     rows = _numbers(eqn.params["permutation_size"])
 
     def of_one(exchanged: Any) -> Any:
@@ -133,7 +135,7 @@ def _lu_pivots_to_permutation(eqn: Any, exchanged: Any) -> list:
 
 
 @rule("triangular_solve", apart=True)
-def _triangular_solve(eqn: Any, a: Any, b: Any) -> list:
+def _triangular_solve(eqn: JaxprEqn, a: Any, b: Any) -> list:
     params = eqn.params
     transposed, lower = params["transpose_a"], params["lower"]
     if not params["left_side"]:  # x a = b, so that a' x' = b'
@@ -268,7 +270,7 @@ def _product(a: Any, factors: Any) -> Any:
 
 
 @rule("ormqr", apart=True)
-def _ormqr(eqn: Any, a: Any, factors: Any, x: Any) -> list:
+def _ormqr(eqn: JaxprEqn, a: Any, factors: Any, x: Any) -> list:
     left, transposed = eqn.params["left"], eqn.params["transpose"]
 
     def product(a: Any, factors: Any, x: Any) -> Any:
@@ -280,7 +282,7 @@ def _ormqr(eqn: Any, a: Any, factors: Any, x: Any) -> list:
 
 
 @rule("qr", apart=True)
-def _qr(eqn: Any, x: Any) -> list:
+def _qr(eqn: JaxprEqn, x: Any) -> list:
     has_all = eqn.params["full_matrices"]
 
     def of_matrix(a: Any) -> tuple:

@@ -8,6 +8,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend.core import JaxprEqn
 
 from ..combining import folded, least, most, REDUCTIONS
 from ..gather_scatter import iota, Shape, strides_of
@@ -72,7 +73,7 @@ def _select_and_gather_add(eqn: Any, tangents: Any, x: Any) -> list:
 
 
 @rule("select_and_scatter_add")
-def _select_and_scatter_add(eqn: Any, new: Any, x: Any) -> list:
+def _select_and_scatter_add(eqn: JaxprEqn, new: Any, x: Any) -> list:
     """Each of the numbers `new`, one for each window, added to the window's first extreme
     component."""
     params, count = eqn.params, new.shape
@@ -88,7 +89,7 @@ def _select_and_scatter_add(eqn: Any, new: Any, x: Any) -> list:
     return [found[tuple(slice(low, low + n) for (low, _), n in inside)]]
 
 
-def _contest(eqn: Any, dtype: Any) -> tuple[Callable, Any]:
+def _contest(eqn: Any, dtype: np.dtype) -> tuple[Callable, Any]:
     """The comparison by which a component of a window wins, and a value that wins over no other."""
     is_most = eqn.params["select_prim"].name == "ge"
     return (lax.ge, least(dtype)) if is_most else (lax.le, most(dtype))

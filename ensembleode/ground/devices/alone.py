@@ -15,6 +15,7 @@ import jax
 import jax.core
 import jax.extend.core as jex
 import jax.tree_util as jtu
+from jax.extend.core import JaxprEqn
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
@@ -105,7 +106,7 @@ def without_mesh(program: Program) -> Program:
     return program_of(jaxpr, program.out_tree, rules=True)
 
 
-def _unsharded(eqn: Any, ins: Sequence) -> Any:
+def _unsharded(eqn: JaxprEqn, ins: Sequence) -> Any:
     """For `evaluated`: the outputs of an equation, which may name axes of a mesh, for one
     device."""
     prim, params = eqn.primitive, dict(eqn.params)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from ....solvers.arithmetic import Arithmetic, Components, PlainArithmetic
 from ..llvm.builder import BOOL, Builder, ElementPointer, I64, Value
@@ -34,7 +35,7 @@ class ComponentTurn:
         return self._values[array]
 
 
-def _operator(op: Callable, dtype: Any = None) -> Callable[[Array, Any], Array]:
+def _operator(op: Callable, dtype: DTypeLike | None = None) -> Callable[[Array, Any], Array]:
     return lambda self, other: componentwise(op, self, other, dtype=dtype)
 
 
@@ -95,7 +96,7 @@ class Array:
     __abs__ = _unary(operator.abs)
 
 
-def componentwise(op: Callable, *xs: Any, dtype: Any = None) -> Any:
+def componentwise(op: Callable, *xs: Any, dtype: DTypeLike | None = None) -> Any:
     """`op` of the components of arrays, and of numbers that all components share. The result has
     the dtype `dtype`, by default that of the arrays; of numbers alone, it is a number."""
     arrays = [x for x in xs if isinstance(x, Array)]
@@ -106,7 +107,7 @@ def componentwise(op: Callable, *xs: Any, dtype: Any = None) -> Any:
         return op(*(turn.value(x) if isinstance(x, Array) else x for x in xs))
 
     first = arrays[0]
-    return Array(first.b, first.n, dtype or first.dtype, component)
+    return Array(first.b, first.n, np.dtype(dtype or first.dtype), component)
 
 
 class StoredArray(Array):
@@ -287,7 +288,7 @@ def _reduced(op: Callable, x: Array) -> Value:
     return result.get()
 
 
-def _componentwise(name: str, dtype: Any = None) -> Callable:
+def _componentwise(name: str, dtype: DTypeLike | None = None) -> Callable:
     return lambda self, *xs: componentwise(getattr(self.b, name), *xs, dtype=dtype)
 
 
@@ -305,10 +306,10 @@ class LoopArithmetic(PlainArithmetic):
         dtype = next((a.dtype for a in (x, y) if hasattr(a, "dtype")), None)
         return componentwise(self.b.where, mask, x, y, dtype=dtype)
 
-    def cast(self, x: Any, dtype: Any) -> Any:
+    def cast(self, x: Any, dtype: DTypeLike) -> Any:
         return componentwise(lambda x: self.b.cast(x, dtype), x, dtype=np.dtype(dtype))
 
-    def bitcast(self, x: Any, dtype: Any) -> Any:
+    def bitcast(self, x: Any, dtype: DTypeLike) -> Any:
         return componentwise(lambda x: self.b.bitcast(x, dtype), x, dtype=np.dtype(dtype))
 
     def broadcast_over(self, number: Any, component: Any) -> Any:

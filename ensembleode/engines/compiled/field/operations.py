@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from ....fields import UntranslatableError
 from ....fields.folding import FOLDED_INTEGERS
@@ -29,7 +30,7 @@ DTYPES = {np.dtype(f"{kind}{n}") for kind in ("int", "uint") for n in (8, 16, 32
 DTYPES |= {BOOL, F32, F64}
 
 
-def checked(dtype: Any) -> np.dtype:
+def checked(dtype: DTypeLike) -> np.dtype:
     """The dtype, if the compiled engine supports it.
 
     **Raises:** `UntranslatableError` if it doesn't.
@@ -40,7 +41,9 @@ def checked(dtype: Any) -> np.dtype:
     return dtype
 
 
-def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any = None) -> Value:
+def operation(
+    b: Builder, name: str, args: list[Value], dtype: DTypeLike, param: Any = None
+) -> Value:
     """Write the operation that has the name of this JAX primitive.
 
     **Raises:** `UntranslatableError` for an operation that isn't supported.

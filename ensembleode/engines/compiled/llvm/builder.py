@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any, TYPE_CHECKING
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from ....solvers.arithmetic import Components, PlainArithmetic
 from .function_text import FunctionText
@@ -146,7 +147,7 @@ class Builder(FunctionText, PlainArithmetic):
     # Constants and shapes
     #
 
-    def constant(self, value: Any, dtype: Any, *, of_lanes: bool = False) -> Value:
+    def constant(self, value: Any, dtype: DTypeLike, *, of_lanes: bool = False) -> Value:
         dtype = np.dtype(dtype)
         lanes = self.lanes if of_lanes else 0
         with np.errstate(all="ignore"):  # numbers that don't fit wrap around, or become infinite
@@ -325,7 +326,7 @@ class Builder(FunctionText, PlainArithmetic):
         x, y = self.matched(x, y)
         return self.where(x > y, x, y)
 
-    def cast(self, x: Value, dtype: Any) -> Value:
+    def cast(self, x: Value, dtype: DTypeLike) -> Value:
         """A conversion as in C, but from real to integer it saturates, and NaN becomes zero."""
         dtype, old = np.dtype(dtype), x.dtype
         if dtype == old:
@@ -351,7 +352,7 @@ class Builder(FunctionText, PlainArithmetic):
             op = "sext" if x.is_signed else "zext"
         return self.pure(f"{op} {x} to {to}", dtype, x.lanes)
 
-    def bitcast(self, x: Value, dtype: Any) -> Value:
+    def bitcast(self, x: Value, dtype: DTypeLike) -> Value:
         """The same bits as a number of another dtype of the same size."""
         dtype = np.dtype(dtype)
         if type_of(dtype) == type_of(x.dtype):

@@ -16,9 +16,10 @@ import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from jax.typing import DTypeLike
 
 from ....fields import ir
 from ....fields.equations import registers
@@ -152,7 +153,7 @@ def _finite(b: Builder, y: Value, radius: Value) -> Value:
     return b.where(abs(y) + radius < most, radius, np.inf)
 
 
-def _has_rule(name: str, args: Sequence[ir.Expr], dtype: Any, varies: Sequence[bool]) -> bool:
+def _has_rule(name: str, args: Sequence[ir.Expr], dtype: DTypeLike, varies: Sequence[bool]) -> bool:
     if name not in _RULES:
         return False
     dtypes = [np.dtype(x.dtype) for x in args]

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.extend.core as jex
+import numpy as np
 
 from ....fields import Inputs, UntranslatableError
 from ....fields.derivatives.elimination import eliminated
@@ -41,11 +42,11 @@ class FieldNumbers(OperandReader):
         self.held = held
         self._groups = {name: numbers_of(x) for name, x in groups.items()}
 
-    def load(self, group: str, dtype: Any, index: int) -> Value:
+    def load(self, group: str, dtype: np.dtype, index: int) -> Value:
         found = self._groups.get(group)
         return self.held.load(group, dtype, index) if found is None else found[index]
 
-    def memory(self, group: str, dtype: Any, start: int, end: int) -> Memory | None:
+    def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
         found = self._groups.get(group)
         if found is None:
             return self.held.memory(group, dtype, start, end)

@@ -22,6 +22,8 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax.extend.core import JaxprEqn
+from jax.typing import DTypeLike
 
 from ....fields.equations import called, used
 from ....ground.recursion import Call, result_of, results_of
@@ -355,11 +357,11 @@ def _literal(b: Builder, x: Any) -> _Components:
     return [b.constant(x.val, x.aval.dtype)]
 
 
-def _is_call(eqn: Any) -> bool:
+def _is_call(eqn: JaxprEqn) -> bool:
     return eqn.primitive in _CALLS
 
 
-def _zipped(op: Callable, *xs: _Components, dtype: Any = None) -> _Components:
+def _zipped(op: Callable, *xs: _Components, dtype: DTypeLike | None = None) -> _Components:
     """Apply `op`, whose results have this dtype, component by component."""
     n = max(map(len, xs))
     return [componentwise(op, *(x[i % len(x)] for x in xs), dtype=dtype) for i in range(n)]
