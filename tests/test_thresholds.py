@@ -410,6 +410,8 @@ OTHERS = {
     "jumps.moving_jumps.ROWS",
     # noise/test_adaptive_steps.py: how many noises' paths lanes remember.
     "plan.tuning.MOST_REMEMBERED",
+    # noise/test_random_numbers.py: how many numbers of a step with which steps share blocks.
+    "solvers.philox._MOST_SHARED",
     # test_matrices.py: what is taken apart into scalars.
     "fields.tuning.MOST_SORTED",
     "fields.tuning.MOST_ROWS",

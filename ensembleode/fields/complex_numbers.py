@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
+from jaxtyping import PyTree
 
 from ..tracing.evaluation import bound_again, equations, is_jaxpr, params_of
 from .combining import as_rows
@@ -37,7 +38,7 @@ class ComplexParts(NamedTuple):
     imag: Any
 
 
-def with_complex(tree: Any, of_parts: Callable = lax.complex) -> Any:
+def with_complex(tree: PyTree, of_parts: Callable = lax.complex) -> Any:
     """The tree with each `ComplexParts` replaced by the complex number `of_parts(real, imag)`, or
     by None where its parts are None."""
 

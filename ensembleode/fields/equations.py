@@ -27,7 +27,7 @@ ELEMENTWISE = """
     sqrt square sub tan tanh xor zeta
 """
 # Those of this library, which draw random numbers (see `solvers/philox.py`, `brownian_tree.py`).
-DRAWN = " brownian_piece philox_normal philox_uniform "
+DRAWN = " brownian_piece philox_normal philox_normal_of_step philox_uniform "
 # Where fields are lowered, derivatives have been taken already. So a function with a derivative
 # rule is just the computation that it wraps.
 CALLS = {

@@ -18,7 +18,7 @@ from ..fields import staged
 from ..solvers.arithmetic import JaxArithmetic
 from ..solvers.brownian_tree import from_the_root, piece, SPREAD, units_of
 from ..solvers.direct import reacted
-from ..solvers.philox import normals, uniforms
+from ..solvers.philox import normals_of_step, uniforms
 from ..solvers.stochastic import (
     power_below,
     SDESolver,
@@ -173,7 +173,7 @@ def _increments(
         paths = [given[name].astype(t.dtype) for name in ("W", "Z")[:draws]]
         return tuple(_interpolated(times, x, t + h) - _interpolated(times, x, t) for x in paths)
     place = _whole(count), numbers.index, _stream(numbers.repeat, _INCREMENTS)
-    found = normals(numbers.key, place, draws * noise.size, t.dtype)
+    found = normals_of_step(numbers.key, place, draws * noise.size, t.dtype)
     # (The whole step had the size `h / rest`.)
     return _shaped(noise, given, jnp.sqrt(h * rest) * found.reshape(draws, noise.size))
 

@@ -169,7 +169,7 @@ def forward_only(tree: PyTree) -> PyTree:
     return _mark(tree, forward_error=None, second_error=None, reverse_error=_FORWARD_ONLY)
 
 
-def with_zeros(like: Any, cotangents: Any) -> Any:
+def with_zeros(like: Any, cotangents: PyTree) -> Any:
     """The cotangents of a named tuple of arrays, with zeros where Equinox has None."""
     cotangents = type(like)(*cotangents)
     return jax.tree.map(lambda x, ct: jnp.zeros_like(x) if ct is None else ct, like, cotangents)

@@ -7,6 +7,7 @@ from typing import Any, TYPE_CHECKING
 
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from ..ground.extras import installing
 from ..ground.hidden_object import HiddenObject
@@ -206,12 +207,12 @@ def name_beside(what: str, path: tuple) -> str:
     return f"{what}.{leaf}" if leaf else what
 
 
-def _beside(what: str, tree: Any, outer: tuple) -> dict:
+def _beside(what: str, tree: PyTree, outer: tuple) -> dict:
     """Values beside the states, row by row."""
     return _variables(tree, outer, functools.partial(name_beside, what))
 
 
-def _variables(tree: Any, outer: tuple, name_of: Callable[[tuple], str]) -> dict:
+def _variables(tree: PyTree, outer: tuple, name_of: Callable[[tuple], str]) -> dict:
     """A variable for each leaf, whose first dimensions are `outer`."""
     variables = {}
     for path, leaf in jtu.tree_leaves_with_path(tree):

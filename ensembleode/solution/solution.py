@@ -447,7 +447,7 @@ class EnsembleSolution(_Solution):
     def _of_trajectories(self, indices: np.ndarray) -> "EnsembleSolution":
         """The ensemble of these trajectories."""
 
-        def rows(tree: Any) -> Any:
+        def rows(tree: PyTree) -> Any:
             return jax.tree.map(lambda x: x[indices], tree)
 
         given, saved = self._given.content, self.saved

@@ -108,4 +108,4 @@ def from_the_root(
 
 
 # (The compiled engine remembers pieces, instead of beginning with the whole span each time.)
-_piece_p = primitive_of_numbers("brownian_piece", _number, "which", "noises")
+_piece_p = primitive_of_numbers("brownian_piece", _number, 6, "which", "noises")

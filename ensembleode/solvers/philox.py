@@ -6,6 +6,8 @@ and is the same in whichever order, batch or engine it is computed. One block of
 four numbers, in float32 and float64 alike, so that both have the same path, but for rounding. With
 32 bits for the radius, no normal number is larger than 6.77, as one in 10^11 would be.
 
+Neighbouring steps share blocks where each takes few numbers (see `steps_per_group`).
+
 The formulas are written once, over the operations that JAX arrays and the values of generated code
 share.
 
@@ -31,8 +33,9 @@ from .arithmetic import Arithmetic, JaxArithmetic, Number
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 _WEYL = 0x9E3779B9, 0xBB67AE85
 _ROUNDS = 10
-# A key and a counter.
-_OPERANDS = 6
+# The largest number of normal numbers of a step with which steps share blocks. (Of more, the last
+# block of each is a small part; and lanes remember the numbers of a group, in fast memory.)
+_MOST_SHARED = 5
 
 
 def philox(product: Callable[[Number, int], tuple], key: tuple, counter: tuple) -> tuple:
@@ -108,14 +111,25 @@ def _normal(*operands: Number, which: int, dtype: DTypeLike) -> Number:
     return box_muller(JaxArithmetic(), jnp.log, radius, angle, dtype)[which % 2]
 
 
+def _normal_of_step(*operands: Number, which: int, each: int, dtype: DTypeLike) -> Number:
+    k0, k1, step, index, stream = operands
+    group = np.uint32(steps_per_group(each))
+    number = step % group * np.uint32(each) + np.uint32(which)
+    words = philox(_by_halves, (k0, k1), (step // group, number >> 2, index, stream))
+    second, odd = (number & 2) != 0, (number & 1) != 0
+    radius, angle = (jnp.where(second, words[2 + i], words[i]) for i in range(2))
+    even, other = box_muller(JaxArithmetic(), jnp.log, radius, angle, dtype)
+    return jnp.where(odd, other, even)
+
+
 def _uniform(*operands: Number, which: int, dtype: DTypeLike) -> Number:
     words = philox(_by_halves, operands[:2], operands[2:])
     return uniform(JaxArithmetic(), words[which], dtype)
 
 
-def primitive_of_numbers(name: str, number: Callable, *static: str) -> Any:
-    """A primitive whose results are random numbers, each of a key of two words and of four further
-    words: `number(*words, dtype=..., **static)`, component by component."""
+def primitive_of_numbers(name: str, number: Callable, words: int, *static: str) -> Any:
+    """A primitive whose results are random numbers, each of so many words, of which the first two
+    are a key: `number(*words, dtype=..., **static)`, component by component."""
 
     def computed(*operands: Number, **params: Any) -> list:
         return [number(*operands, **params)]
@@ -129,12 +143,16 @@ def primitive_of_numbers(name: str, number: Callable, *static: str) -> Any:
     made.def_abstract_eval(abstract)
     mlir.register_lowering(made, mlir.lower_fun(computed, multiple_results=True))
     batching.defbroadcasting(made)
-    ad.defjvp(made, *[None] * _OPERANDS)
+    ad.defjvp(made, *[None] * words)
     return made
 
 
-_normal_p = primitive_of_numbers("philox_normal", _normal, "which")
-_uniform_p = primitive_of_numbers("philox_uniform", _uniform, "which")
+_normal_p = primitive_of_numbers("philox_normal", _normal, 6, "which")
+_uniform_p = primitive_of_numbers("philox_uniform", _uniform, 6, "which")
+# (The compiled engine remembers the numbers of a group of steps.)
+_normal_of_step_p = primitive_of_numbers(
+    "philox_normal_of_step", _normal_of_step, 5, "which", "each"
+)
 
 
 def normals(key: Number, place: tuple[Number, Number, Number], n: int, dtype: DTypeLike) -> Number:
@@ -144,6 +162,26 @@ def normals(key: Number, place: tuple[Number, Number, Number], n: int, dtype: DT
     depend.
     """
     return _drawn(_normal_p, key, place, n, dtype)
+
+
+def steps_per_group(each: int) -> int:
+    """How many steps share blocks of four numbers, of which each takes `each`: as many as leave no
+    number over. A step's numbers follow those of the one before it in the group."""
+    return 4 // math.gcd(4, each) if each <= _MOST_SHARED else 1
+
+
+def normals_of_step(
+    key: Number, place: tuple[Number, Number, Number], n: int, dtype: DTypeLike
+) -> Number:
+    """`n` independent standard normal numbers of a step, `[n]`.
+
+    **Arguments:** as of `normals`; the first number of the `place` is that of the step.
+    """
+    if steps_per_group(n) == 1:
+        return normals(key, place, n, dtype)
+    operands, dtype = (key[0], key[1], *place), np.dtype(dtype)
+    found = [_normal_of_step_p.bind(*operands, which=i, each=n, dtype=dtype) for i in range(n)]
+    return jnp.stack(found)
 
 
 def uniforms(key: Number, place: tuple[Number, Number, Number], n: int, dtype: DTypeLike) -> Number:

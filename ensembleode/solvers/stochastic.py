@@ -230,10 +230,11 @@ class SRI(SDESolver):
         """See [`SDESolver`][ensembleode.SDESolver.step]."""
         x, f, g, times = self.coefficients, terms.f, terms.g, terms.times
         root = jnp.sqrt(h)
+        inverse = 1.0 / root
         # The iterated integrals I(1,1) / sqrt(h), I(1,0) / h and I(1,1,1) / h.
-        chi1 = (dw * dw - h) / (2 * root)
+        chi1 = (dw * dw - h) * (0.5 * inverse)
         chi2 = (dw + dz * (1 / 3) ** 0.5) * 0.5
-        chi3 = (dw * dw * dw - 3 * dw * h) / (6 * h)
+        chi3 = dw * (dw * dw - 3 * h) * (inverse * inverse * (1 / 6))
         ks, gs = [f(u, t)], [g(u, t + x.c1[0] * h)]
         for i in range(1, 4):
             a0, a1, b0, b1 = (rows[i - 1] for rows in (x.a0, x.a1, x.b0, x.b1))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import PyTree
 
 
 class StoredVariable(NamedTuple):
@@ -52,7 +53,7 @@ def described(out: Any, name: str) -> Any:
 
 
 def put_together(
-    tree: Any, leaf: Callable[[str], Any], plain: Callable[[Any], Any] = lambda x: x
+    tree: PyTree, leaf: Callable[[str], Any], plain: Callable[[Any], Any] = lambda x: x
 ) -> Any:
     """The pytree that was `described`; `leaf` returns the leaf of a name, and `plain` converts a
     leaf that is in the JSON itself."""

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from ..ground.keys import is_key
 from ..ground.logs import log_once
@@ -113,7 +114,7 @@ def _slots(known: KnownInputs) -> dict[str, Any]:
     return {"u0": starts, "p": known.of_parameters(_StoredLeaf, lambda x: _StoredLeaf(x, None))}
 
 
-def _in_json(tree: Any) -> Any:
+def _in_json(tree: PyTree) -> Any:
     """The structure of a pytree of `_StoredLeaf` in JSON; nodes of other classes become dicts."""
     if isinstance(tree, _StoredLeaf):
         return tree.said

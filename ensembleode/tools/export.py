@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.export
 import jax.tree_util as jtu
+from jaxtyping import PyTree
 
 from ..engines.compiled.llvm.compiler import CompileError
 from ..engines.compiled.llvm.machine import Machine
@@ -139,7 +140,7 @@ def _kernel(fields: dict[str, Any]) -> NativeKernel:
     return NativeKernel(**fields, machine=None if machine is None else Machine(**machine))
 
 
-def _check_containers(name: str, tree: Any) -> None:
+def _check_containers(name: str, tree: PyTree) -> None:
     """Only containers of Python's own are serialised."""
     if isinstance(tree, (dict, list, tuple)) and not hasattr(tree, "_fields"):
         for x in tree.values() if isinstance(tree, dict) else tree:

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from .checkpoints import Position
 from .identity import of_array
@@ -38,7 +39,7 @@ class Arrays:
 
     def __init__(
         self,
-        tree: Any,
+        tree: PyTree,
         size: int | None,
         placed: Placement,
         shuffle: bool,
@@ -338,7 +339,7 @@ def _has_columns(x: Any) -> bool:
     return hasattr(type(x), "columns") or hasattr(type(x), "data_vars")
 
 
-def _arrays(tree: Any, is_leaf: Callable | None = None) -> tuple[list[tuple[str, Any]], Any]:
+def _arrays(tree: PyTree, is_leaf: Callable | None = None) -> tuple[list[tuple[str, Any]], Any]:
     """The arrays of a pytree by name, and its structure."""
     leaves, structure = jtu.tree_flatten_with_path(tree, is_leaf)
     named = [(jtu.keystr(path) or "data", x) for path, x in leaves]
@@ -405,7 +406,7 @@ def _taken_rows(x: Any, rows: np.ndarray) -> np.ndarray:
     return np.asarray(read)[back]
 
 
-def _copied(tree: Any) -> Any:
+def _copied(tree: PyTree) -> Any:
     leaves, structure = _arrays(tree)
     return jtu.tree_unflatten(structure, [np.array(x) for _, x in leaves])
 

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import optax
+from jaxtyping import PyTree
 
 from ..problem.options import check_count
 from ..running.progress import bar
@@ -36,7 +37,7 @@ from .validation import Validation, validation_of
 @on_their_devices
 def fit(
     loss: Callable,
-    params: Any,
+    params: PyTree,
     data: Any = None,
     *,
     optimizer: Any,
@@ -266,7 +267,7 @@ def fit(
     return result
 
 
-def _with_arrays(params: Any) -> Any:
+def _with_arrays(params: PyTree) -> Any:
     """The parameters with arrays for Python's floats, except for those in Equinox modules, where
     floats are constants."""
     return jax.tree.map(
@@ -339,7 +340,7 @@ class _FitLoop:
         each = None if self.source is None else self.source.steps
         return self.maxiters or (each and each * self.epochs)
 
-    def beginning(self, trained: Any, model_state: Any) -> SavedStates:
+    def beginning(self, trained: PyTree, model_state: PyTree) -> SavedStates:
         optimizer = self.step.optimizer.init(trained)
         model_state = jax.tree.map(jnp.asarray, model_state)
         state = self._placed.everywhere(TrainingState(trained, optimizer, model_state))
@@ -552,7 +553,7 @@ class _FitLoop:
     def _with_losses(self, now: SavedStates) -> SavedStates:
         return dataclasses.replace(now, losses=np.array(self._losses[: now.step]))
 
-    def _whole_params(self, params: Any) -> Any:
+    def _whole_params(self, params: PyTree) -> Any:
         params = self._placed.home(params)
         return eqx.combine(params, self._static) if self._some_static else params
 
@@ -565,7 +566,7 @@ class _FitLoop:
         params, model_state = self._given(state)
         return (params,) if model_state is None else (params, model_state)
 
-    def _own(self, model_state: Any) -> Any:
+    def _own(self, model_state: PyTree) -> Any:
         """A copy for the user. (An `equinox.nn.State` can be used only once.)"""
         return jax.tree.map(lambda x: x, self._placed.home(model_state))
 
@@ -605,7 +606,12 @@ class _FitLoop:
         return f" (the loss of {len(bad)} of {piece.count} items{which}{missing})"
 
     def _told(
-        self, now: SavedStates, piece: Piece, report: StepReport, params: Any, model_state: Any
+        self,
+        now: SavedStates,
+        piece: Piece,
+        report: StepReport,
+        params: PyTree,
+        model_state: PyTree,
     ) -> FitState:
         """What a callback and the log are told of a step."""
         elapsed = time.perf_counter() - self.started
@@ -639,7 +645,7 @@ class _FitLoop:
         return now, from_first(bytes([stop])) == b"\x01"
 
 
-def _best(params: Any, model_state: Any, loss: float) -> dict[str, Any]:
+def _best(params: PyTree, model_state: PyTree, loss: float) -> dict[str, Any]:
     return {"best": params, "best_state": model_state, "best_loss": loss}
 
 

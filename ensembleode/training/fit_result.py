@@ -6,6 +6,7 @@ from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import numpy as np
+from jaxtyping import PyTree
 
 
 class FitState(NamedTuple):
@@ -27,7 +28,7 @@ class FitState(NamedTuple):
     step: int
     epoch: int
     loss: float
-    params: Any
+    params: PyTree
     items: int
     elapsed: float
     gradient_norm: float
@@ -71,7 +72,7 @@ class FitResult:
         without `state=`.
     """
 
-    params: Any
+    params: PyTree
     best: Any
     best_loss: float
     losses: np.ndarray

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import optax
+from jaxtyping import PyTree
 
 from ..ground.devices.given_device import for_one_device
 from ..ground.keys import raw
@@ -31,7 +32,7 @@ def of_loss(step: UpdateStep, state: TrainingState, rows: Any, key: Any) -> dict
     return {"traced": traced, "versions": f"ensembleode {__version__}, jax {jax.__version__}"}
 
 
-def of_optimizer(optimizer: Any, params: Any) -> dict[str, Any]:
+def of_optimizer(optimizer: Any, params: PyTree) -> dict[str, Any]:
     """The identity of an optimiser: the trace of its update without its numbers (None if it can't
     be identified), and digests of the numbers in its initial state, which tell later which of these
     the user has changed."""
@@ -57,7 +58,7 @@ def of_optimizer(optimizer: Any, params: Any) -> dict[str, Any]:
     }
 
 
-def leaves_by_name(tree: Any) -> list[tuple[str, Any]]:
+def leaves_by_name(tree: PyTree) -> list[tuple[str, Any]]:
     """The leaves of a pytree by their names, such as `state.params.rate`."""
     leaves = jtu.tree_leaves_with_path(tree)
     return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
+from jaxtyping import PyTree
 
 from .microbatch import free_bytes, SHARE
 from .step import check_real, PaddedBatch, StepReport, TrainingState, UpdateStep
@@ -71,7 +72,7 @@ class LevenbergMarquardt(eqx.Module):
         if not 0 <= self.floor < float("inf"):
             raise ValueError(f"floor must be finite and not negative, got {self.floor!r}.")
 
-    def init(self, params: Any) -> "Damping":
+    def init(self, params: PyTree) -> "Damping":
         """The state of the first step, for these `params`."""
         return Damping(jnp.asarray(self.damping, _dtype_of(params)))
 
@@ -85,7 +86,7 @@ class Damping(NamedTuple):
 class _DampedStep(NamedTuple):
     """The parameters and the damping after `count` tries of a step."""
 
-    params: Any
+    params: PyTree
     damping: Any
     growth: Any  # of the damping, if the next try is rejected
     count: Any
@@ -102,7 +103,7 @@ _ENTRIES = 2**22
 _MATRICES = 5
 
 
-def check_params(params: Any, device: jax.Device) -> None:
+def check_params(params: PyTree, device: jax.Device) -> None:
     """**Raises:** `TypeError` for complex parameters, and `ValueError` where the memory has no room
     for the matrices."""
     if any(jnp.iscomplexobj(x) for x in jax.tree.leaves(params)):
@@ -169,26 +170,26 @@ class LeastSquaresStep(UpdateStep):
         return new, number + 1, report
 
     def losses(
-        self, params: Any, model_state: Any, rows: Any, place: Any, key: Any
+        self, params: PyTree, model_state: PyTree, rows: Any, place: Any, key: Any
     ) -> tuple[Any, Any]:
         return jnp.sum(self._residuals(params, rows, place, key) ** 2, axis=1), model_state
 
-    def alone(self, params: Any, model_state: Any) -> tuple[Any, Any]:
+    def alone(self, params: PyTree, model_state: PyTree) -> tuple[Any, Any]:
         return jnp.sum(self._residuals_alone(params) ** 2), model_state
 
-    def rows_at_a_time(self, params: Any, rows: Any, place: Any, key: Any) -> int:
+    def rows_at_a_time(self, params: PyTree, rows: Any, place: Any, key: Any) -> int:
         each = self._width(params, rows, place, key) * _count(params)
         size = max(1, _ENTRIES // max(1, each))
         return size if self.microbatch is None else min(size, self.microbatch)
 
-    def _loss(self, params: Any, batch: PaddedBatch | None, key: Any) -> Any:
+    def _loss(self, params: PyTree, batch: PaddedBatch | None, key: Any) -> Any:
         dtype = _dtype_of(params)
         if batch is None:
             return self.alone(params, None)[0].astype(dtype)
         return self.mean_of_losses(params, None, batch, key, dtype)
 
     def _normal_equations(
-        self, params: Any, batch: PaddedBatch | None, key: Any
+        self, params: PyTree, batch: PaddedBatch | None, key: Any
     ) -> tuple[Any, Any, Any]:
         """The loss, `J^T r [parameter]` and `J^T J [parameter, parameter]`."""
         dtype = _dtype_of(params)
@@ -208,7 +209,7 @@ class LeastSquaresStep(UpdateStep):
         zeros = tuple(jnp.zeros((_count(params),) * n, dtype) for n in range(3))
         return self.mean(part, zeros, params, None, batch, key)[0]
 
-    def _linearised_rows(self, params: Any, rows: Any, place: Any, key: Any) -> tuple[Any, Any]:
+    def _linearised_rows(self, params: PyTree, rows: Any, place: Any, key: Any) -> tuple[Any, Any]:
         """The residuals `[row, residual]`, and their Jacobian `[row, residual, parameter]`."""
         if _is_tall(self._width(params, rows, place, key), params):
             return _linearised(lambda p: self._residuals(p, rows, place, key), params, True)
@@ -219,11 +220,11 @@ class LeastSquaresStep(UpdateStep):
 
         return jax.vmap(of_row)(rows, place)
 
-    def _width(self, params: Any, rows: Any, place: Any, key: Any) -> int:
+    def _width(self, params: PyTree, rows: Any, place: Any, key: Any) -> int:
         """The number of residuals of a row."""
         return jax.eval_shape(self._residuals, params, rows, place, key).shape[1]
 
-    def _residuals(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
+    def _residuals(self, params: PyTree, rows: Any, place: Any, key: Any) -> Any:
         """`[row, residual]`"""
         n, (residuals, _) = place.shape[0], self.returned(params, None, rows, place, key)
         if not eqx.is_array(residuals) or residuals.shape[:1] != (n,):
@@ -235,7 +236,7 @@ class LeastSquaresStep(UpdateStep):
         check_real(residuals)
         return residuals.reshape(n, -1)
 
-    def _residuals_alone(self, params: Any) -> Any:
+    def _residuals_alone(self, params: PyTree) -> Any:
         """`[residual]`"""
         residuals, _ = self.loss(eqx.combine(params, self.static), None)
         if not eqx.is_array(residuals) or not residuals.shape:
@@ -247,7 +248,7 @@ class LeastSquaresStep(UpdateStep):
         return residuals.ravel()
 
 
-def _linearised(residuals: Callable, params: Any, forward: bool) -> tuple[Any, Any]:
+def _linearised(residuals: Callable, params: PyTree, forward: bool) -> tuple[Any, Any]:
     """The residuals `[...]`, and their Jacobian `[..., parameter]`."""
     flat, unravel = ravel_pytree(params)
 
@@ -260,7 +261,7 @@ def _linearised(residuals: Callable, params: Any, forward: bool) -> tuple[Any, A
     return values, jacobian
 
 
-def _is_tall(residuals: int, params: Any) -> bool:
+def _is_tall(residuals: int, params: PyTree) -> bool:
     """Whether forward mode takes less time than reverse mode: a column of `J` in forward mode takes
     about half as long as a row in reverse mode."""
     return _count(params) <= 2 * residuals
@@ -277,11 +278,11 @@ def _scale(squares: Any, floor: float) -> Any:
     return jnp.sqrt(jnp.where(squares > 0, squares, jnp.ones_like(squares)))
 
 
-def _count(params: Any) -> int:
+def _count(params: PyTree) -> int:
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-def _dtype_of(params: Any) -> Any:
+def _dtype_of(params: PyTree) -> Any:
     """The dtype of the matrices. It has 32 bits at least, as LAPACK factorises no shorter ones."""
     return np.result_type(np.float32, *(x.dtype for x in jax.tree.leaves(params)))
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from ..executors.on_devices import AXIS, evaluated_on_each
 from ..ground.devices import cpu_devices
@@ -51,7 +52,7 @@ class Placement:
         each = n // jax.process_count()
         return slice(each * jax.process_index(), each * (jax.process_index() + 1))
 
-    def split(self, tree: Any, n: int) -> Any:
+    def split(self, tree: PyTree, n: int) -> Any:
         """Arrays `[row]` with this process's part of `n` rows, split over its devices."""
         if self.mesh is None:
             return jax.tree.map(jnp.asarray, tree)
@@ -60,7 +61,7 @@ class Placement:
         )
         return jax.tree.map(lambda x: put(np.asarray(x), (n, *np.shape(x)[1:])), tree)
 
-    def everywhere(self, tree: Any) -> Any:
+    def everywhere(self, tree: PyTree) -> Any:
         """Arrays that every device has, with a dtype that is not weak."""
         sharding = None if self.mesh is None else NamedSharding(self.mesh, _WHOLE)
 
@@ -74,14 +75,14 @@ class Placement:
 
         return jax.tree.map(put, tree)
 
-    def onto(self, mesh: Mesh | None, tree: Any) -> Any:
+    def onto(self, mesh: Mesh | None, tree: PyTree) -> Any:
         """Arrays placed as a step on that mesh returns them, so that the step compiles once. (A
         loss may solve on several devices although the batch is on one.)"""
         if self.mesh is not None or mesh is None:
             return tree
         return jax.device_put(tree, NamedSharding(mesh, _WHOLE))
 
-    def home(self, tree: Any) -> Any:
+    def home(self, tree: PyTree) -> Any:
         """Arrays that every device had, placed so that they can be used with arrays on other
         devices."""
         return (
@@ -102,7 +103,7 @@ class Placement:
         return lambda *args: evaluated_on_each(mesh, fn, (_WHOLE, _SPLIT), out, args, post)
 
 
-def _all_reduced(tree: Any) -> Any:
+def _all_reduced(tree: PyTree) -> Any:
     """The sums over the devices, in one message for each dtype."""
     leaves, structure = jax.tree.flatten(tree)
     dtypes = dict.fromkeys(x.dtype for x in leaves)

@@ -6,6 +6,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from ..problem.options import check_count
 from .data import Arrays
@@ -16,7 +17,7 @@ from .processes import needed, peers
 @on_their_devices
 def predict(
     fn: Callable,
-    params: Any,
+    params: PyTree,
     data: Any,
     *,
     batch_size: int | None = None,
@@ -71,7 +72,7 @@ def predict(
     return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
-def _gathered(tree: Any, placed: Placement) -> Any:
+def _gathered(tree: PyTree, placed: Placement) -> Any:
     if placed.mesh is None or jax.process_count() == 1:
         return jax.tree.map(np.asarray, tree)
     from jax.experimental import multihost_utils

@@ -13,6 +13,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from ..tracing.evaluation import equations
 from .parallel import Placement
@@ -30,9 +31,9 @@ class PaddedBatch(NamedTuple):
 class TrainingState(NamedTuple):
     """The variables that a step changes; the model's state is None where it has none."""
 
-    params: Any
+    params: PyTree
     optimizer: Any
-    model_state: Any = None
+    model_state: PyTree = None
 
 
 class StepReport(NamedTuple):
@@ -77,7 +78,12 @@ class UpdateStep:
         return jax.jit(functools.partial(used.mean_of_losses, dtype=self.dtype))
 
     def mean_of_losses(
-        self, params: Any, model_state: Any, batch: PaddedBatch, key: Any, dtype: DTypeLike | None
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        batch: PaddedBatch,
+        key: Any,
+        dtype: DTypeLike | None,
     ) -> Any:
         """The mean loss of the items of a batch, added up in this dtype."""
         zero = jnp.zeros((), dtype)
@@ -120,7 +126,7 @@ class UpdateStep:
         return jax.lax.cond(jnp.isfinite(known[0]), lambda _: known, both, state.params)
 
     def value_and_gradient(
-        self, params: Any, model_state: Any, batch: PaddedBatch | None, key: Any
+        self, params: PyTree, model_state: PyTree, batch: PaddedBatch | None, key: Any
     ) -> tuple[Any, Any, Any]:
         """The mean over the items and its gradient, however the items are split; and the next state
         of the model."""
@@ -139,7 +145,7 @@ class UpdateStep:
         both, model_state = self.mean(part, zeros, params, model_state, batch, key)
         return *both, model_state
 
-    def alone(self, params: Any, model_state: Any) -> tuple[Any, Any]:
+    def alone(self, params: PyTree, model_state: PyTree) -> tuple[Any, Any]:
         """The loss without data, and the next state of the model."""
         return self.loss(eqx.combine(params, self.static), model_state)
 
@@ -147,8 +153,8 @@ class UpdateStep:
         self,
         part: Callable,
         zeros: Any,
-        params: Any,
-        model_state: Any,
+        params: PyTree,
+        model_state: PyTree,
         batch: PaddedBatch,
         key: Any,
     ) -> tuple[Any, Any]:
@@ -170,12 +176,12 @@ class UpdateStep:
         means = jax.tree.map(lambda x: x / batch.count.astype(x.real.dtype), sums)
         return means, model_state
 
-    def rows_at_a_time(self, params: Any, rows: Any, place: Any, key: Any) -> int | None:
+    def rows_at_a_time(self, params: PyTree, rows: Any, place: Any, key: Any) -> int | None:
         """How many of these rows a device computes with at a time; None for all."""
         return self.microbatch
 
     def summed_losses(
-        self, params: Any, model_state: Any, rows: Any, place: Any, count: Any, key: Any
+        self, params: PyTree, model_state: PyTree, rows: Any, place: Any, count: Any, key: Any
     ) -> tuple[Any, Any]:
         """The sum of the losses of the items among these rows, and the next state of the model."""
         losses, model_state = self.losses(params, model_state, rows, place, key)
@@ -183,7 +189,7 @@ class UpdateStep:
         return sum_, model_state
 
     def losses(
-        self, params: Any, model_state: Any, rows: Any, place: Any, key: Any
+        self, params: PyTree, model_state: PyTree, rows: Any, place: Any, key: Any
     ) -> tuple[Any, Any]:
         """The loss of each row, and the next state of the model."""
         losses, model_state = self.returned(params, model_state, rows, place, key)
@@ -191,7 +197,7 @@ class UpdateStep:
         return losses, model_state
 
     def returned(
-        self, params: Any, model_state: Any, rows: Any, place: Any, key: Any
+        self, params: PyTree, model_state: PyTree, rows: Any, place: Any, key: Any
     ) -> tuple[Any, Any]:
         """What the loss function returns for these rows, and the next state of the model."""
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(place)
@@ -207,7 +213,7 @@ def learning_rate_in(optimizer: Any) -> Any:
 
 
 def _in_parts(
-    part: Callable, zeros: Any, model_state: Any, split: tuple[Any, Any], size: int | None
+    part: Callable, zeros: Any, model_state: PyTree, split: tuple[Any, Any], size: int | None
 ) -> tuple[Any, Any]:
     """The sum of `part` over pieces of the rows and their places, of `size` rows each. The state of
     the model goes from piece to piece."""

@@ -101,7 +101,8 @@ def _traced(maker: TrajectoryMaker, key: Any, n: int, made: ProbFuncTrace) -> Tr
     # The solution computes `u0` and `p` from these copies, also after the user has overwritten
     # arrays.
     consts = list(map(owned, consts))
-    varies = tuple(program.depends_on([True] * 3))
+    # (The index, the repeat, and the key, of which each trajectory makes its own by these.)
+    varies = tuple(program.depends_on([True, True, False]))
     is_output = list(map(is_tracer, leaves))
     values = [None if out else as_input(x) for out, x in zip(is_output, leaves, strict=True)]
 

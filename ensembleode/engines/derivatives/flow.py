@@ -10,7 +10,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 from jax.interpreters import ad
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PyTree
 
 from ...fields import parameters_of
 from ...fields.derivatives.jacobian import leaves_no_tangent
@@ -53,7 +53,7 @@ class Flow:
     groups: int = 1
     moved: tuple[bool | None, ...] = ()
     wanted: tuple[int, ...] = ()
-    tree: Any = None
+    tree: PyTree = None
 
     def with_moved(self, moved: Sequence[bool | None] = (), **changes: Any) -> "Flow":
         return dataclasses.replace(self, moved=tuple(moved), tree=None, **changes)

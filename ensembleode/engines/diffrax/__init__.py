@@ -15,6 +15,7 @@ import importlib.metadata
 from typing import Any
 
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
 from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
@@ -75,7 +76,7 @@ class DiffraxEngine(Engine):
         return _gradients().push(flow, lanes, known, v)
 
     @staticmethod
-    def pull_back(flow: Any, lanes: TrajectoryNumbers, known: Any, cotangents: Any) -> list:
+    def pull_back(flow: Any, lanes: TrajectoryNumbers, known: Any, cotangents: PyTree) -> list:
         """See `gradients.pull_back`."""
         return _gradients().pull_back(flow, lanes, known, cotangents)
 

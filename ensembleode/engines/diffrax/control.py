@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import optimistix
+from jaxtyping import PyTree
 
 from ...ground.state_tree import for_both_parts
 from ...plan.known_times import differing
@@ -58,7 +59,7 @@ def _largest(estimates: ErrorEstimates, controller: Any, *states: Any) -> Any:
     return found
 
 
-def _absolute(tree: Any) -> Any:
+def _absolute(tree: PyTree) -> Any:
     """The absolute values of complex numbers, of which each array has all real and then all
     imaginary parts."""
     return jtu.tree_map(lambda x: step_size.looked_at(ARRAYS, (x,), None, True)[0], tree)
@@ -206,7 +207,7 @@ class ControlledComponents:
             shape = shape[1:]  # tangents
         return cls(shape, whole)
 
-    def first(self, tree: Any) -> Any:
+    def first(self, tree: PyTree) -> Any:
         """These components of states."""
         n = math.prod(self.shape)
         return jtu.tree_map(lambda x: x.reshape(-1)[:n].reshape(self.shape), tree)

@@ -14,6 +14,7 @@ import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jaxtyping import PyTree
 
 from ...solvers.arithmetic import Components, StateArithmetic
 from ...solvers.method import Equations, equations_of, Method, StepAttempt
@@ -151,9 +152,9 @@ def _kept(carry: Any) -> Any:
     return carry if jax.tree.leaves(carry) else None
 
 
-def _components(tree: Any) -> Components:
+def _components(tree: PyTree) -> Components:
     return tuple(jtu.tree_leaves(tree))
 
 
-def _like(tree: Any, components: Components) -> Any:
+def _like(tree: PyTree, components: Components) -> Any:
     return jtu.tree_unflatten(jtu.tree_structure(tree), list(components))

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import optimistix
+from jaxtyping import PyTree
 
 
 def solver(name: str, adaptive: bool) -> diffrax.AbstractSolver:
@@ -154,7 +155,7 @@ def _ended(converged: Any, failed: Any, state: Any) -> tuple[Any, Any]:
     return converged | (result != results.successful), result
 
 
-def finite(tree: Any) -> Any:
+def finite(tree: PyTree) -> Any:
     """Whether all inexact numbers of a tree are finite."""
     leaves = jtu.tree_leaves(eqx.filter(tree, eqx.is_inexact_array))
     return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in leaves])

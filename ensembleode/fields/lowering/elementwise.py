@@ -20,6 +20,7 @@ _PARAM = {
     "brownian_piece": ("which", "noises"),
     "integer_pow": ("y",),
     "philox_normal": ("which",),
+    "philox_normal_of_step": ("which", "each"),
     "philox_uniform": ("which",),
     "round": ("rounding_method",),
 }

@@ -18,6 +18,7 @@ import jax.tree_util as jtu
 from jax.extend.core import JaxprEqn
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PyTree
 
 from ...tracing.evaluation import evaluated
 from ...tracing.program import is_inexact, Program, program_of, substituted, trace, with_constants
@@ -76,7 +77,7 @@ def _bare(a: Any) -> Any:
     return jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type)
 
 
-def without_types(tree: Any) -> Any:
+def without_types(tree: PyTree) -> Any:
     """The abstract values of arrays, for one device."""
     return jax.tree.map(lambda x: _bare(jax.typeof(x)), tree)
 
@@ -137,13 +138,13 @@ def alone(fn: Callable, *args: Any) -> Any:
     return jtu.tree_unflatten(found, outs)
 
 
-def operands_of(tree: Any) -> Any:
+def operands_of(tree: PyTree) -> Any:
     """The arrays of a tree, as `alone` takes them as operands."""
     leaves, structure = jtu.tree_flatten(tree)
     return jtu.tree_unflatten(structure, together(leaves)) if is_on_mesh(leaves) else tree
 
 
-def is_on_mesh(tree: Any) -> bool:
+def is_on_mesh(tree: PyTree) -> bool:
     """Whether the types of the arrays name axes of a mesh."""
     return any(_tells(jax.typeof(x).sharding.mesh) for x in jtu.tree_leaves(tree))
 

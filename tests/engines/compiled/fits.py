@@ -93,6 +93,12 @@ FITS = {
         (0, 0.029438, 7),
         (0, 0.029438, 4),
     ),
+    # log(1 + f) = f - f^2 / 2 + f^3 p(f), between sqrt(1/2) and sqrt(2)
+    "LOG_WHOLE": Fit(
+        lambda f: (mp.log1p(f) - f + f**2 / 2) / f**3,
+        (-0.2929, 0.41422, 21),
+        (-0.2929, 0.41422, 8),
+    ),
     # 2 atanh(s) = 2 s + (2/3) s^3 + s^5 p(s^2): for twice the digits
     "LOG_TAIL": Fit(
         lambda z: 2 * (mp.atanh(mp.sqrt(z)) / mp.sqrt(z) - 1 - z / 3) / z**2,

@@ -22,6 +22,7 @@ from ..llvm.functions import (
     HIGHEST_ORDER,
     integer_pow,
     philox_normal,
+    philox_normal_of_step,
     philox_uniform,
 )
 
@@ -95,6 +96,7 @@ def check(fn: Function) -> None:
 DRAWN = {
     "brownian_piece": brownian_piece,
     "philox_normal": philox_normal,
+    "philox_normal_of_step": philox_normal_of_step,
     "philox_uniform": philox_uniform,
 }
 _NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "round", *DRAWN}

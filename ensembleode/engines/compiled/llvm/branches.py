@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
 from .builder import Builder, Value, Variable
 
@@ -24,7 +25,7 @@ def either(
         return tree.unflatten([x.get() for x in variables])
     start = b.position
     variables: list[Variable] = []
-    tree: Any = None
+    tree: PyTree = None
 
     def second() -> None:
         nonlocal tree

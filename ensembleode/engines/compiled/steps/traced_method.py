@@ -24,6 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import JaxprEqn
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from ....fields.equations import called, used
 from ....ground.recursion import Call, result_of, results_of
@@ -94,7 +95,7 @@ class TracedMethod(NamedTuple):
         return found[::-1]
 
 
-def variables_of(tree: Any) -> list:
+def variables_of(tree: PyTree) -> list:
     """The variables in the tree, which may also have literals."""
     leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, jex.Literal))
     return [x for x in leaves if not isinstance(x, jex.Literal)]

@@ -19,7 +19,11 @@ from .hyperbolic import acosh, asinh, atanh, cosh, sinh, tanh
 from .inverse_trigonometric import acos, asin, atan, atan2
 from .logarithms import log, log1p, log2, log10
 from .powers import cbrt, integer_pow as integer_pow, pow, rsqrt, sqrt
-from .random_numbers import philox_normal as philox_normal, philox_uniform as philox_uniform
+from .random_numbers import (
+    philox_normal as philox_normal,
+    philox_normal_of_step as philox_normal_of_step,
+    philox_uniform as philox_uniform,
+)
 from .trigonometric import cos, sin, tan
 
 

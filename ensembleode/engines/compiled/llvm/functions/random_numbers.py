@@ -1,18 +1,25 @@
-"""Random numbers; see [`philox`][ensembleode.solvers.philox]."""
+"""Random numbers; see [`philox`][ensembleode.solvers.philox].
+
+A lane remembers the normal numbers of the group of steps that its last step was in.
+"""
 
 from __future__ import annotations
 
+import functools
+import operator
 from typing import Any
 
 import numpy as np
 
-from .....solvers.philox import box_muller, philox, uniform
-from ..builder import Builder, Value
+from .....solvers.philox import box_muller, philox, steps_per_group, uniform
+from ..builder import BOOL, Builder, I64, Value
 from .logarithms import log_of_normal
 from .powers import sqrt
 
 
 _WORD, _WIDE = np.dtype(np.uint32), np.dtype(np.uint64)
+# No number of a group.
+_NONE = 2**32 - 1
 
 
 class _Values:
@@ -31,6 +38,58 @@ def philox_normal(b: Builder, operands: list[Value], dtype: np.dtype, which: int
     return box_muller(xp, lambda x: log_of_normal(b, x), radius, angle, dtype)[which % 2]
 
 
+def philox_normal_of_step(
+    b: Builder, operands: list[Value], dtype: np.dtype, which: tuple[int, int]
+) -> Value:
+    """A normal number of a step, `which = (i, each)`."""
+    i, each = which
+    key = "philox_normal_of_step", *map(str, operands), dtype, each
+    return b.once_for(key, lambda: _of_group(b, operands, dtype, each))[i]
+
+
+def _of_group(b: Builder, words: list[Value], dtype: np.dtype, each: int) -> list[Value]:
+    """The `each` numbers of a step, from those that the lanes remember."""
+    group, width = steps_per_group(each), max(1, b.lanes)
+    k0, k1, step, *others = words
+    step = b.spread(step)
+    number, phase = step >> (group.bit_length() - 1), step & (group - 1)
+    # (What all lanes share doesn't change.)
+    of = [x for x in (k0, k1, number, *others) if x.lanes or not b.lanes]
+    owner = b.lasting_array(_WORD, len(of), fill=_NONE)
+    numbers = b.lasting_array(dtype, group * each)
+
+    def draw() -> None:
+        # (In all lanes: in those whose numbers are wanted no more than others, they are the same.)
+        for i in range(group * each):
+            counter = [k0, k1, number, b.constant(i // 4, _WORD), *others]
+            numbers.store_lanes(i * width, philox_normal(b, counter, dtype, i % 4))
+        for i, x in enumerate(of):
+            owner.store_lanes(i * width, x)
+
+    remembered = (owner.load_lanes(i * width) for i in range(len(of)))
+    is_new = (x.ne(y) for x, y in zip(of, remembered, strict=True))
+    b.if_(b.any(functools.reduce(operator.or_, is_new)), draw)
+    first = b.cast(b.entry(phase, b.constant(0, I64)), I64)
+    found = [b.variable(dtype) for _ in range(each)]
+
+    def together() -> None:
+        for i, x in enumerate(found):
+            x.set(numbers.load_lanes((first * each + i) * width))
+
+    def apart() -> None:
+        everywhere = b.constant(True, BOOL, of_lanes=True)
+        at = b.cast(phase * (each * width), I64) + b.lane_numbers()
+        for i, x in enumerate(found):
+            x.set(numbers.gather(at + i * width, everywhere, 0.0))
+
+    if b.lanes:
+        differ = phase.ne(b.spread(b.cast(first, _WORD)))
+        b.if_(b.any(differ), apart, together, likely=False)
+    else:
+        together()
+    return [x.get() for x in found]
+
+
 def philox_uniform(b: Builder, operands: list[Value], dtype: np.dtype, which: int) -> Value:
     """Number `which`, from 0 to 1, of the block of a counter."""
     xp: Any = _Values(b)
@@ -46,5 +105,6 @@ def _words(b: Builder, operands: list[Value]) -> tuple:
         found = (x & 0xFFFFFFFF) * m
         return b.binary("lshr", found, 32), found
 
-    wide = [b.spread(b.cast(x, _WIDE)) for x in operands]
+    # (A key that all trajectories share stays one number, and so do those of its rounds.)
+    wide = [b.cast(x, _WIDE) for x in operands]
     return philox(product, (wide[0], wide[1]), tuple(wide[2:]))
