@@ -59,7 +59,7 @@ def _of_group(b: Builder, words: list[Value], dtype: np.dtype, each: int) -> lis
     numbers = b.lasting_array(dtype, group * each)
 
     def draw() -> None:
-        # (In all lanes: in those whose numbers are wanted no more than others, they are the same.)
+        # (In all lanes: those that have their numbers already get the same ones again.)
         for i in range(group * each):
             counter = [k0, k1, number, b.constant(i // 4, _WORD), *others]
             numbers.store_lanes(i * width, philox_normal(b, counter, dtype, i % 4))
