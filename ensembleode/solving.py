@@ -11,6 +11,8 @@ from typing import Any, Literal, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from . import store as stores
 from .engines.choice import NoEngine
@@ -25,6 +27,7 @@ from .problem.ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleGPUKer
 from .problem.jump_problem import JumpProblem
 from .problem.options import among, as_count
 from .problem.problem import EnsembleProblem, ODEProblem
+from .problem.sensitivity import SensitivityAlgorithm
 from .problem.stochastic import SDEProblem
 from .problem.unknown_options import refuse_unknown
 from .running import batches
@@ -95,13 +98,13 @@ def solve(
     save_after_events: bool | None = None,
     save_noise: bool | None = None,
     abstol: Any = None,
-    reltol: Any = None,
+    reltol: PyTree = None,
     dt: Any = None,
-    dtmin: Any = None,
+    dtmin: float | None = None,
     dtmax: Any = None,
-    max_norm: Any = None,
+    max_norm: ArrayLike | None = None,
     tstops: Any = None,
-    d_discontinuities: Any = None,
+    d_discontinuities: PyTree = None,
     adaptive: bool | None = None,
     maxiters: int | float | None = None,
     stepsize_controller: Any = None,
@@ -109,7 +112,7 @@ def solve(
     callback: Any = None,
     max_events: int | float | None = None,
     initializealg: Any = None,
-    sensealg: Any = None,
+    sensealg: SensitivityAlgorithm | None = None,
     batch_size: int | float | None = None,
     seed: int = 0,
     key: Any = None,
@@ -472,7 +475,7 @@ def _writer(run: Run) -> stores.StoreWriter:
 #
 
 
-def _say_if_stiff(job: Job, alg: Any, sim: Any) -> list[str]:
+def _say_if_stiff(job: Job, alg: Any, sim: EnsembleSolution | ODESolution) -> list[str]:
     """Where most trajectories ran out of steps, log any indication of stiffness, and return it in a
     list."""
     codes = np.atleast_1d(np.asarray(sim.retcode))

@@ -6,9 +6,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import PyTree
 
-from .ground.retcode import is_successful, ReturnCode, was_ended
+from .ground.retcode import is_successful, ReturnCode, ReturnCodes, was_ended
 from .problem.callbacks import settling
 from .problem.ensemble import EnsembleAlgorithm
 from .problem.jump_problem import JumpProblem
@@ -35,8 +36,8 @@ class SteadyState(eqx.Module):
     """
 
     u: PyTree
-    t: Any
-    retcode: Any
+    t: Array
+    retcode: ReturnCodes
     stats: Stats
     engine: EngineChoice | None = eqx.field(static=True)
 

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ..ground.on_disk import OnDisk
 from ..tracing.program import is_tracer
@@ -40,7 +42,7 @@ def in_own_precision(statistic: Callable) -> Callable:
 
 
 @in_own_precision
-def componentwise_mean(A: Any) -> Any:
+def componentwise_mean(A: Array | np.ndarray) -> Array | None:
     """The mean of each component over the trajectories.
 
     **Arguments:** `A`: `[trajectory, *state]`, NaN is missing.
@@ -50,7 +52,7 @@ def componentwise_mean(A: Any) -> Any:
     return _mean(_as_samples(A))
 
 
-def componentwise_median(A: Any) -> Any:
+def componentwise_median(A: Array | np.ndarray) -> Any:
     """The median of each component over the trajectories: `[*state]`.
 
     **Arguments:** `A`: `[trajectory, *state]`, NaN is missing.
@@ -61,7 +63,7 @@ def componentwise_median(A: Any) -> Any:
 
 
 @in_own_precision
-def componentwise_quantile(A: Any, q: Any) -> Any:
+def componentwise_quantile(A: Any, q: PyTree) -> Any:
     """The quantile `q` of each component over the trajectories.
 
     Linear between the order statistics (type 7 of Hyndman and Fan, "Sample quantiles in
@@ -82,7 +84,7 @@ def componentwise_quantile(A: Any, q: Any) -> Any:
 
 
 @in_own_precision
-def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
+def componentwise_meanvar(A: Array | np.ndarray, bessel: bool = True) -> tuple:
     """The mean and the variance of each component over the trajectories.
 
     **Arguments:** `A`: `[trajectory, *state]`, NaN is missing. `bessel`: divide by n - 1 (else n).
@@ -93,7 +95,9 @@ def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
 
 
 @in_own_precision
-def componentwise_meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
+def componentwise_meancov(
+    A: Array | np.ndarray, B: Array | np.ndarray, bessel: bool = True
+) -> tuple:
     """The means of each component of A and of B, and their covariance.
 
     **Arguments:** `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in
@@ -105,7 +109,7 @@ def componentwise_meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
 
 
 @in_own_precision
-def componentwise_meancor(A: Any, B: Any) -> tuple:
+def componentwise_meancor(A: Array | np.ndarray, B: Array | np.ndarray) -> tuple:
     """The means of each component of A and of B, and their correlation (Pearson's).
 
     **Arguments:** `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in
@@ -118,7 +122,10 @@ def componentwise_meancor(A: Any, B: Any) -> tuple:
 
 @in_own_precision
 def componentwise_weighted_meancov(
-    A: Any, B: Any, W: Any, weight_type: str = "reliability"
+    A: Array | np.ndarray,
+    B: Array | np.ndarray,
+    W: Array | np.ndarray,
+    weight_type: str = "reliability",
 ) -> tuple:
     """The weighted means of each component of A and of B, and their weighted covariance.
 
@@ -150,7 +157,7 @@ def componentwise_weighted_meancov(
 
 
 @jax.jit
-def _mean(A: Any) -> Any:
+def _mean(A: Array) -> Array:
     there = ~jnp.isnan(A)
     return jnp.sum(jnp.where(there, A, 0), axis=0) / _count(there, A)
 
@@ -159,7 +166,7 @@ _quantile = jax.jit(functools.partial(jnp.nanquantile, axis=0))
 
 
 @functools.partial(jax.jit, static_argnames="bessel")
-def _meanvar(A: Any, bessel: bool = True) -> tuple:
+def _meanvar(A: Array, bessel: bool = True) -> tuple:
     mean = _mean(A)
     there = ~jnp.isnan(A)
     # NaN would spread to the gradient, even if it is masked later.
@@ -168,7 +175,7 @@ def _meanvar(A: Any, bessel: bool = True) -> tuple:
 
 
 @functools.partial(jax.jit, static_argnames="bessel")
-def meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
+def meancov(A: Array, B: Array, bessel: bool = True) -> tuple:
     A, B, there = _where_both_are(A, B)
     n = _count(there, A)
     mean_a, mean_b = jnp.sum(A, axis=0) / n, jnp.sum(B, axis=0) / n
@@ -177,7 +184,7 @@ def meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
 
 
 @jax.jit
-def meancor(A: Any, B: Any) -> tuple:
+def meancor(A: Array, B: Array) -> tuple:
     mean_a, mean_b, cov = meancov(A, B)
     a, b, there = _where_both_are(A, B)
     var_a, var_b = (_meanvar(jnp.where(there, x, jnp.nan))[1] for x in (a, b))
@@ -185,7 +192,7 @@ def meancor(A: Any, B: Any) -> tuple:
 
 
 @functools.partial(jax.jit, static_argnames="weight_type")
-def _weighted_meancov(A: Any, B: Any, weights: Any, weight_type: str) -> tuple:
+def _weighted_meancov(A: Array, B: Array, weights: Array, weight_type: str) -> tuple:
     A, B, there = _where_both_are(A, B)
     weights = weights.reshape(weights.shape + (1,) * (A.ndim - weights.ndim))
     weights = jnp.where(there, weights, 0)
@@ -210,7 +217,7 @@ def check_ordered(A: Any) -> None:
         )
 
 
-def _as_samples(A: Any) -> Any:
+def _as_samples(A: Array | np.ndarray) -> Array | None:
     """`A` as an array of floating-point numbers, since counts have means, too."""
     A = jnp.asarray(A)
     if not A.ndim:
@@ -225,16 +232,16 @@ def _as_pairs(A: Any, B: Any) -> tuple:
     return A, B
 
 
-def _where_both_are(A: Any, B: Any) -> tuple:
+def _where_both_are(A: Array, B: Array) -> tuple:
     """Both arrays with zeros where either has a missing value, and a mask of where both are
     present."""
     there = ~(jnp.isnan(A) | jnp.isnan(B))
     return jnp.where(there, A, 0), jnp.where(there, B, 0), there
 
 
-def _count(there: Any, like: Any) -> Any:
+def _count(there: Array, like: Array) -> Array:
     return jnp.sum(there, axis=0).astype(like.dtype)
 
 
-def _freedom(n: Any, bessel: bool) -> Any:
+def _freedom(n: Array, bessel: bool) -> Array:
     return jnp.where(n.real > 1, n - 1 if bessel else n, jnp.nan)

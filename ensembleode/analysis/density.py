@@ -5,6 +5,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from jaxtyping import PyTree
 from matplotlib.axes import Axes
 from matplotlib.colors import Colormap, LinearSegmentedColormap, PowerNorm, to_rgba
 
@@ -32,7 +33,7 @@ _FULL = 0.98
 
 
 def add_density(
-    sim: Any, u: Any, chosen: np.ndarray, plan: DrawnComponents, wanted: PlotArguments
+    sim: Any, u: PyTree, chosen: np.ndarray, plan: DrawnComponents, wanted: PlotArguments
 ) -> Axes:
     """Draw the density of the chosen trajectories, as far as each came: a histogram of each
     component at each time, whose integral over the values is one; or one of all points of a phase
@@ -77,7 +78,7 @@ def _shades(color: Any, alpha: float) -> Colormap:
 
 
 def _histograms(
-    sim: Any, u: Any, chosen: np.ndarray, failed: np.ndarray, plan: DrawnComponents
+    sim: Any, u: PyTree, chosen: np.ndarray, failed: np.ndarray, plan: DrawnComponents
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """The densities `[curve, x, y]`, and the edges of their cells along both axes."""
     t = np.asarray(sim.t) if np.ndim(sim.t) == 1 else rows_of(sim.t, chosen)
@@ -113,7 +114,7 @@ def _histograms(
 
 
 def _range(
-    sim: Any, u: Any, chosen: np.ndarray, failed: np.ndarray, components: list[int]
+    sim: Any, u: PyTree, chosen: np.ndarray, failed: np.ndarray, components: list[int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """The smallest and the largest value of each component; of trajectories that failed the start,
     where others didn't."""
@@ -136,7 +137,7 @@ def _chunks(chosen: np.ndarray, numbers: int) -> Iterator[np.ndarray]:
     return (chosen[first : first + size] for first in range(0, len(chosen), size))
 
 
-def _saved(sim: Any, u: Any, chosen: np.ndarray, components: list[int]) -> np.ndarray:
+def _saved(sim: Any, u: PyTree, chosen: np.ndarray, components: list[int]) -> np.ndarray:
     """The saved states, `[trajectory, time, component]`, NaN where a trajectory didn't come."""
     rows, *state = u.shape[1:]
     x = rows_of(u, chosen).reshape(len(chosen), rows, int(np.prod(state)))[..., components]
@@ -161,7 +162,7 @@ def _place(x: np.ndarray, edges: np.ndarray) -> np.ndarray:
 
 
 def _states(
-    sim: Any, u: Any, chosen: np.ndarray, plan: DrawnComponents, times: np.ndarray
+    sim: Any, u: PyTree, chosen: np.ndarray, plan: DrawnComponents, times: np.ndarray
 ) -> Iterator[np.ndarray]:
     """The drawn components of some trajectories after others at these times, on the lines that
     would be drawn: `[trajectory, time, component]`, NaN where a trajectory didn't come."""

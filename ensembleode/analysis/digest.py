@@ -1,6 +1,6 @@
 """Quantiles of a stream of samples in bounded memory."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,7 +53,9 @@ class Digest(NamedTuple):
         return np.array([_quantile(*column, q) for column in columns])
 
 
-def _quantile(mean: Any, weight: Any, rank: Any, low: float, high: float, q: float) -> float:
+def _quantile(
+    mean: np.ndarray, weight: np.ndarray, rank: np.ndarray, low: float, high: float, q: float
+) -> float:
     used = np.count_nonzero(weight)
     if not used:
         return np.nan

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import PyTree
 from matplotlib.patches import FancyArrowPatch
 from mpl_toolkits.mplot3d import proj3d
 
@@ -30,7 +31,7 @@ class _SolidArrow(FancyArrowPatch):
         return float(np.min(depth))
 
 
-def add_directions(ax: Any, curves: Sequence[np.ndarray], each: Any) -> None:
+def add_directions(ax: Any, curves: Sequence[np.ndarray], each: PyTree) -> None:
     """Draw them for `curves`, `[point, coordinate]`, `each` in its colour. Of many curves, some
     have arrows."""
     moving = [i for i, curve in enumerate(curves) if len(curve) > 1]

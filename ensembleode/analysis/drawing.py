@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import matplotlib
 import numpy as np
+from jaxtyping import PyTree
+from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.collections import LineCollection
 from matplotlib.colors import LinearSegmentedColormap, LogNorm, to_rgba
@@ -57,7 +59,7 @@ def looks_of(
     return [Look(color, s, entry) for s, entry in zip(STYLES, labels, strict=False)]
 
 
-def color_bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable, str]:
+def color_bar(numbers: PyTree, cmap: Any, norm: Any, label: str) -> tuple[ScalarMappable, str]:
     """The mappable and the label of a colorbar."""
     mappable = ScalarMappable(norm, cmap)
     mappable.set_array(numbers)
@@ -91,12 +93,12 @@ def own_colors(
 
 
 def shaded(
-    ax: Any, each: np.ndarray, numbers: np.ndarray, norm: Any, label: str
+    ax: Axes, each: np.ndarray, numbers: np.ndarray, norm: Any, label: str
 ) -> tuple[np.ndarray, tuple[ScalarMappable, str]]:
     """Shades of the colours `each [component, 4]`, from light to dark by the numbers of the
     trajectories: `[trajectory, component, 4]`; and the colorbar."""
 
-    def shades(color: Any) -> LinearSegmentedColormap:
+    def shades(color: PyTree) -> LinearSegmentedColormap:
         light, dark = map(to_rgba, (ax.get_facecolor(), matplotlib.rcParams["text.color"]))
         ends = np.array([[0.7, 0.0], [0.0, 0.45]]) @ [light, dark]
         ends += np.outer([0.3, 0.55], color)
@@ -129,7 +131,7 @@ def faintness(n: int, numbered: bool) -> dict[str, float]:
     }
 
 
-def axes_for(plan: DrawnComponents, ax: Any) -> Any:
+def axes_for(plan: DrawnComponents, ax: Axes) -> Any:
     """The given axes, or those of a new figure."""
     solid = plan.dimensions == 3
     if ax is None:
@@ -147,7 +149,7 @@ def axes_for(plan: DrawnComponents, ax: Any) -> Any:
     return ax
 
 
-def add_entry(ax: Any, plan: DrawnComponents, look: Look, line: dict[str, Any]) -> Any:
+def add_entry(ax: Axes, plan: DrawnComponents, look: Look, line: dict[str, Any]) -> Any:
     """Add an empty, opaque line for the legend. Returns its colour, either the given one or the
     next one of the cycle."""
     (entry,) = ax.plot(*[[]] * plan.dimensions, **_style(look, line))
@@ -169,7 +171,7 @@ def _style(look: Look, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def add_lines(
-    ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, each: np.ndarray, style: dict
+    ax: Axes, curves: list[list[np.ndarray]], failed: np.ndarray, each: np.ndarray, style: dict
 ) -> None:
     """Draw lines in the colours `each [line, 4]` as one collection, trajectory by trajectory, so
     that no component covers all of another; dots where there is only one point."""
@@ -187,7 +189,7 @@ def add_lines(
 
 
 def add_spread(
-    ax: Any, curve: np.ndarray, low: np.ndarray, high: np.ndarray, line: Any, error_style: str
+    ax: Axes, curve: np.ndarray, low: np.ndarray, high: np.ndarray, line: Any, error_style: str
 ) -> None:
     t, middle = curve.T
     color = line.get_color()
@@ -219,7 +221,7 @@ def set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_da
         ax.autoscale_view()
 
 
-def add_crosses(ax: Any, plan: DrawnComponents, failed: list[list[np.ndarray]]) -> None:
+def add_crosses(ax: Axes, plan: DrawnComponents, failed: list[list[np.ndarray]]) -> None:
     """Draw a red cross where each of these curves ends; crosses don't change the view. Against
     time, a curve that ends above or below the view also has a cross at the border of the view."""
     if not failed:
@@ -241,7 +243,7 @@ def add_crosses(ax: Any, plan: DrawnComponents, failed: list[list[np.ndarray]]) 
             ax.add_artist(Line2D(*where, transform=ax.get_xaxis_transform(), zorder=3, **style))
 
 
-def finish(ax: Any, plan: DrawnComponents, *bars: tuple[ScalarMappable, str] | None) -> None:
+def finish(ax: Axes, plan: DrawnComponents, *bars: tuple[ScalarMappable, str] | None) -> None:
     """Add the names to axes that have none, the colorbars, and the legend. The legend hides no
     data: it is beside the axes, if there is space and the layout can make room for it."""
     for axis, label in zip("xyz", plan.axes, strict=False):

@@ -5,6 +5,7 @@ from typing import Any
 
 import matplotlib
 import numpy as np
+from jax import Array
 from matplotlib.lines import Line2D
 from mpl_toolkits.mplot3d.art3d import Line3D
 
@@ -18,7 +19,9 @@ _SIZE = 4.0
 _MOST_MARKS = 20_000
 
 
-def marks_of(sol: Any, chosen: Any, components: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def marks_of(
+    sol: Any, chosen: np.ndarray | None, components: Sequence[int]
+) -> tuple[np.ndarray, np.ndarray]:
     """The places of event marks: rows of a time and the components, `[mark, 1 + component]`, with
     the state before the event and, if it is different, the state after it; and the callback of each
     mark, `[mark]`. `chosen`: the indices of trajectories; None for a single solution."""
@@ -26,7 +29,7 @@ def marks_of(sol: Any, chosen: Any, components: Sequence[int]) -> tuple[np.ndarr
     alone = chosen is None
     lead = 1 if alone else 2
 
-    def read(x: Any) -> np.ndarray:
+    def read(x: Array | np.ndarray) -> np.ndarray:
         x = np.asarray(x if alone else x[chosen])
         return x[None] if alone else x
 

@@ -37,7 +37,13 @@ def outcomes_of(sim: Any) -> tuple[np.ndarray, Sequence[str] | None]:
 
 
 def add_outcomes(
-    ax: Any, x: np.ndarray, y: np.ndarray, looks: Any, numbers: Any, failed: np.ndarray, style: dict
+    ax: Any,
+    x: np.ndarray,
+    y: np.ndarray,
+    looks: Any,
+    numbers: np.ndarray | None,
+    failed: np.ndarray,
+    style: dict,
 ) -> None:
     """Draw a point for each trajectory and component of `y [trajectory, component]`, a red cross
     where the trajectory failed. `numbers`: those by which trajectories are coloured, or None."""

@@ -7,11 +7,15 @@ which they were written.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..ground.state_tree import flattened
 from ..solution.solution import AnyArray, EnsembleSolution
@@ -87,7 +91,7 @@ def timestep_meancor(sim: EnsembleSolution, i: Any, j: Any) -> tuple:
 
 
 def timestep_weighted_meancov(
-    sim: EnsembleSolution, W: Any, i: Any, j: Any, weight_type: str = "reliability"
+    sim: EnsembleSolution, W: np.ndarray, i: Any, j: Any, weight_type: str = "reliability"
 ) -> tuple:
     """The weighted means of each component at the steps `i` and `j`, and the weighted covariance:
     `[*state]` each. `W` and `weight_type`:
@@ -138,7 +142,7 @@ def timeseries_steps_meancor(sim: EnsembleSolution) -> tuple:
 
 
 def timeseries_steps_weighted_meancov(
-    sim: EnsembleSolution, W: Any, weight_type: str = "reliability"
+    sim: EnsembleSolution, W: np.ndarray, weight_type: str = "reliability"
 ) -> tuple:
     """The weighted means of each component at the steps i and j and the weighted covariance, for
     all pairs: `[i, j, *state]` each. `W`: the weights `[trajectory]`; `weight_type`:
@@ -147,7 +151,7 @@ def timeseries_steps_weighted_meancov(
 
 
 @in_own_precision
-def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
+def get_timepoint(sim: EnsembleSolution, t: ArrayLike) -> AnyArray:
     """The states at the time `t`: `[trajectory, *state]`; at times `[n]`,
     `[trajectory, n, *state]`.
 
@@ -200,7 +204,7 @@ def timepoint_meancor(sim: EnsembleSolution, t1: Any, t2: Any) -> tuple:
 
 
 def timepoint_weighted_meancov(
-    sim: EnsembleSolution, W: Any, t1: Any, t2: Any, weight_type: str = "reliability"
+    sim: EnsembleSolution, W: np.ndarray, t1: Any, t2: Any, weight_type: str = "reliability"
 ) -> tuple:
     """The weighted means of each component at the times `t1` and `t2`, and the weighted
     covariance: `[*state]` each. `W` and `weight_type`:
@@ -210,7 +214,7 @@ def timepoint_weighted_meancov(
     )
 
 
-def timeseries_point_mean(sim: EnsembleSolution, ts: Any) -> AnyArray:
+def timeseries_point_mean(sim: EnsembleSolution, ts: ArrayLike) -> AnyArray:
     """The mean of each component at the times `ts`: `[time, *state]`."""
     return componentwise_mean(get_timepoint(sim, _times(ts)))
 
@@ -220,13 +224,13 @@ def timeseries_point_median(sim: EnsembleSolution, ts: Any) -> AnyArray:
     return componentwise_median(get_timepoint(sim, _times(ts)))
 
 
-def timeseries_point_quantile(sim: EnsembleSolution, q: Any, ts: Any) -> AnyArray:
+def timeseries_point_quantile(sim: EnsembleSolution, q: Any, ts: PyTree) -> AnyArray:
     """The quantile `q` of each component at the times `ts`: `[time, *state]`, or
     `[n, time, *state]` of `q [n]`."""
     return componentwise_quantile(get_timepoint(sim, _times(ts)), q)
 
 
-def timeseries_point_meanvar(sim: EnsembleSolution, ts: Any) -> tuple:
+def timeseries_point_meanvar(sim: EnsembleSolution, ts: Array) -> tuple:
     """The mean and the variance of each component at the times `ts`: `[time, *state]` each."""
     return componentwise_meanvar(get_timepoint(sim, _times(ts)))
 
@@ -256,7 +260,7 @@ def timeseries_point_weighted_meancov(
 
 
 @in_own_precision
-def states_of(sim: EnsembleSolution) -> Any:
+def states_of(sim: EnsembleSolution) -> Array | None:
     if sim.kind != "trajectories":
         raise TypeError(
             f"this ensemble has {sim.kind} in place of its states. Use the componentwise_... "
@@ -270,12 +274,12 @@ def states_of(sim: EnsembleSolution) -> Any:
     return jnp.asarray(flattened(sim.u, 2, sim._order))  # what is on disk is read
 
 
-def _as_given(x: Any) -> Any:
+def _as_given(x: PyTree) -> np.ndarray:
     """`x` as an array of its own precision, which JAX may not have enabled."""
     return x if is_tracer(x) else np.asarray(x)
 
 
-def _times(ts: Any) -> Any:
+def _times(ts: PyTree) -> np.ndarray | None:
     ts = _as_given(ts)
     if ts.ndim != 1:
         raise ValueError(f"the times must be an array [n], got the shape {ts.shape}.")
@@ -289,13 +293,13 @@ def _at_both_times(sim: EnsembleSolution, ts1: Any, ts2: Any) -> tuple:
 
 
 @functools.cache  # so that compiled code for it is found again
-def _weighted(weight_type: str) -> Any:
+def _weighted(weight_type: str) -> Callable:
     return functools.partial(componentwise_weighted_meancov, weight_type=weight_type)
 
 
 @in_own_precision
 @functools.partial(jax.jit, static_argnums=0)
-def _of_pairs(statistic: Any, a: Any, b: Any, *weights: Any) -> tuple:
+def _of_pairs(statistic: Any, a: Array, b: Array, *weights: Any) -> tuple:
     """The statistic of all pairs of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`:
     `[i, j, ...]`."""
     rows = jax.vmap(lambda x, y: statistic(x, y, *weights), in_axes=(None, 1))
@@ -307,12 +311,12 @@ _steps = jax.jit(lambda u, i: u[:, i])
 
 
 @jax.jit
-def _between(ts: Any, us: Any, t: Any) -> Any:
+def _between(ts: Array, us: Array, t: Array) -> Array:
     """The states at the time `t`, of trajectories `us` whose times `ts` are their own or shared."""
     return jax.vmap(_linear, in_axes=(0 if ts.ndim == 2 else None, 0, None))(ts, us, t)
 
 
-def _linear(ts: Any, us: Any, t: Any) -> Any:
+def _linear(ts: Array, us: Array, t: Array) -> Array:
     """The piecewise linear function through `us` at `ts`; NaN next to a time that was not
     reached."""
     sign = jnp.where(jnp.any(ts < ts[0]), -1, 1).astype(ts.dtype)

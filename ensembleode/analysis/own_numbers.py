@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 
 from ..ground.keys import is_key
 from ..tracing.program import is_tracer
@@ -82,6 +83,6 @@ def _leaves(tree: dict) -> Iterator[tuple[str, Any]]:
             yield jtu.keystr(path, simple=True, separator="."), x
 
 
-def _components(name: str, x: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+def _components(name: str, x: Array | np.ndarray) -> Iterator[tuple[str, tuple[int, ...]]]:
     for index in np.ndindex(x.shape[1:]):
         yield (f"{name}[{','.join(map(str, index))}]" if index else name), index

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from ..ground.on_disk import OnDisk
 from ..ground.retcode import was_ended
@@ -16,7 +17,7 @@ POINTS = 10
 _MOST_POINTS = 2_000_000
 
 
-def paths_of(sim: Any, u: Any, chosen: np.ndarray, components: list[int]) -> list[np.ndarray]:
+def paths_of(sim: Any, u: PyTree, chosen: np.ndarray, components: list[int]) -> list[np.ndarray]:
     """The paths of the chosen trajectories, each as far as it came. `u`: the states, flattened."""
     rows, *state = u.shape[1:]
     t = np.asarray(sim.t) if np.ndim(sim.t) == 1 else rows_of(sim.t, chosen)
@@ -49,7 +50,7 @@ def flat_ends(end: Any, order: Any) -> np.ndarray:
     return u.reshape(len(u), -1)
 
 
-def rows_of(x: Any, chosen: Any) -> np.ndarray:
+def rows_of(x: Any, chosen: np.ndarray) -> np.ndarray:
     """These rows of an array, of which only they are read where it is in a store."""
     return np.asarray(x[chosen] if isinstance(x, OnDisk) else np.asarray(x)[chosen])
 

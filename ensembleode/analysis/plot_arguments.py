@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import PyTree
 from matplotlib import cbook, colors
 from matplotlib.lines import Line2D
 
@@ -157,7 +158,7 @@ def check_one_of(argument: str, value: Any, known: tuple[str, ...]) -> None:
         raise ValueError(f"{argument} must be one of {', '.join(map(repr, known))}, got {value!r}.")
 
 
-def check_numbers(u: Any, counted: Any, ndim: int) -> None:
+def check_numbers(u: PyTree, counted: Any, ndim: int) -> None:
     """Check that `u` is an array whose axes are known; `counted` says how it was counted, and
     `ndim` is its number of axes."""
     if is_tracer(u) or is_tracer(counted):
@@ -227,7 +228,7 @@ def color_and_line(color: Any, line: dict[str, Any]) -> tuple[Any, dict[str, Any
     return color, line
 
 
-def as_color(color: Any) -> Any:
+def as_color(color: Any) -> str | tuple[float, ...] | None:
     if color is not None and not colors.is_color_like(color):
         raise ValueError(f"color must be a matplotlib colour, got {color!r}.")
     return color

@@ -137,7 +137,7 @@ def _plot_outcomes(sim: Any, wanted: PlotArguments, against: Any) -> Axes:
     return ax
 
 
-def _marks(sol: Any, chosen: Any, components: list[int], events: Any) -> tuple:
+def _marks(sol: Any, chosen: np.ndarray | None, components: list[int], events: Any) -> tuple:
     if sol.events is None or events is False:
         return np.zeros((0, 1 + len(components))), np.zeros(0, int)
     return marks_of(sol, chosen, components)
@@ -146,10 +146,10 @@ def _marks(sol: Any, chosen: Any, components: list[int], events: Any) -> tuple:
 def plot_solution(
     sol: Any,
     idxs: Any,
-    color: Any,
+    color: str | None,
     names: Any,
     units: Any,
-    ax: Any,
+    ax: Axes,
     line: Any,
     *,
     events: Any,
@@ -192,7 +192,7 @@ def plot_summary(
     error_style: str,
     names: Any,
     units: Any,
-    ax: Any,
+    ax: Axes,
     line: Any,
 ) -> Axes:
     """See [`EnsembleSummary.plot`][ensembleode.EnsembleSummary.plot]."""

@@ -7,10 +7,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Inexact, Int, Real
+from jaxtyping import Inexact, Int, PyTree, Real
 
-from ..ground.retcode import was_ended
+from ..ground.retcode import ReturnCodes, was_ended
 from ..ground.state_tree import components_of, flattened
 from ..problem.callbacks import all_of
 from ..problem.ensemble import EnsembleAlgorithm
@@ -85,7 +86,9 @@ class EnsembleSummary(eqx.Module):
     _low: Any  # [band, time, *state]
     _high: Any  # [band, time, *state]
 
-    def __init__(self, sim: Any, ts: Any = None, quantiles: Any = (0.05, 0.95)):
+    def __init__(
+        self, sim: Any, ts: Array | list[float] | None = None, quantiles: Any = (0.05, 0.95)
+    ):
         self.quantiles = _as_quantiles(quantiles)
         if isinstance(sim, _SummaryFields):
             self.t, numbers, self.names, (self.num_events, self.num_terminated) = sim
@@ -126,7 +129,7 @@ class EnsembleSummary(eqx.Module):
             )
         at = components_of(name, self.names)
         part = at[0] if self.names[at[0]] == name else np.asarray(at)
-        several: tuple[Any, ...] = (self.u, self.v, self._low, self.med, self._high)
+        several: tuple = (self.u, self.v, self._low, self.med, self._high)
         numbers = _SummaryNumbers(*(x[..., part] for x in several), self.num_monte)
         names = tuple(self.names[i] for i in at)
         made = _SummaryFields(self.t, numbers, names, (self.num_events, self.num_terminated))
@@ -194,7 +197,7 @@ class EnsembleSummary(eqx.Module):
         return labelled.summary_dataset(self, names)
 
 
-def _states_at(sim: Any, ts: Any) -> tuple:
+def _states_at(sim: EnsembleSolution, ts: Array | list[float] | None) -> tuple:
     """The times of a summary, and the states at these times: `[trajectory, time, *state]`."""
     if not isinstance(sim, EnsembleSolution):
         raise TypeError(f"EnsembleSummary takes an EnsembleSolution, got {type(sim).__name__}.")
@@ -211,7 +214,7 @@ def _states_at(sim: Any, ts: Any) -> tuple:
     return ts, get_timepoint(sim, ts)
 
 
-def _times_of_the_furthest(times: Any, lengths: Any) -> Any:
+def _times_of_the_furthest(times: Array, lengths: Array) -> Array:
     """The times of the trajectory that came furthest; of several, the one with most times."""
     reach = jnp.nanmax(jnp.abs(times - times[:, :1]), axis=1)
     furthest = reach >= (1 - 1e-6) * jnp.max(reach)
@@ -237,10 +240,10 @@ class _SummaryFields(NamedTuple):
     t: Any
     numbers: _SummaryNumbers
     names: tuple[str, ...] | None
-    ended: tuple[Any, Any]
+    ended: tuple[Array, Array]
 
 
-def _ended(events: Any, retcode: Any) -> tuple[Any, Any]:
+def _ended(events: Any, retcode: ReturnCodes) -> tuple:
     """The number of events (None where there are no callbacks, or no counts), and the number of
     trajectories that an event ended."""
     ended = was_ended(retcode).sum()
@@ -256,7 +259,7 @@ def _statistics(u: Any, levels: tuple[float, ...]) -> _SummaryNumbers:
 
 
 @jax.jit
-def _statistics_on_device(u: Any, levels: Any) -> _SummaryNumbers:
+def _statistics_on_device(u: PyTree, levels: Array) -> _SummaryNumbers:
     mean, variance = componentwise_meanvar(u)
     quantiles = componentwise_quantile(u, levels)
     there = ~jnp.any(jnp.isnan(u), axis=tuple(range(2, u.ndim)))
@@ -295,7 +298,13 @@ def _moments(x: np.ndarray) -> tuple:
     return n, mean, np.where(there, (x - mean) ** 2, 0).sum(axis=0)
 
 
-def _numbers(n: Any, mean: Any, squares: Any, quantiles: Any, dtype: DTypeLike) -> _SummaryNumbers:
+def _numbers(
+    n: np.ndarray,
+    mean: np.ndarray,
+    squares: np.ndarray,
+    quantiles: list[np.ndarray],
+    dtype: DTypeLike,
+) -> _SummaryNumbers:
     """The numbers from the moments and the quantiles of `_levels`, `[time, *state]` each."""
     mean = np.where(n > 0, mean, np.nan)
     variance = squares / np.where(n > 1, n - 1, np.nan)
@@ -328,7 +337,7 @@ def _levels(quantiles: tuple) -> tuple[float, ...]:
     return (*low, 0.5, *high)
 
 
-def _of_levels(quantiles: Any) -> tuple:
+def _of_levels(quantiles: Array | np.ndarray) -> tuple:
     """The lower quantiles, the median and the upper quantiles, from the quantiles
     `[level, ...]`."""
     middle = len(quantiles) // 2
@@ -340,7 +349,7 @@ _BINS = 1000
 
 
 def summarize(
-    ens: Any,
+    ens: EnsembleProblem,
     alg: Any = None,
     ensemblealg: EnsembleAlgorithm | None = None,
     *,
@@ -429,7 +438,7 @@ def _of_batch(sol: Any, acts: bool) -> tuple:
     return t, u.at[-1].set(jnp.where(was_reached, u[-1], jnp.nan)), count
 
 
-def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
+def _add_batch(stream: Any, data: tuple, indices: np.ndarray) -> tuple:
     if any(map(is_tracer, data)):
         raise ValueError(
             "summarize works outside of jit, grad and vmap, where batches are joined on the host; "

@@ -4,7 +4,8 @@ from typing import Any
 
 from ..ground.logs import log_once
 from ..plan.trajectory_numbers import Trajectories
-from ..problem.ensemble import EnsembleGPUKernel
+from ..problem.ensemble import EnsembleAlgorithm, EnsembleGPUKernel
+from ..problem.sensitivity import SensitivityAlgorithm
 from ..solution.solution import EngineChoice
 from ..solvers import Direct, JuliaAlg, Kvaerno3, Kvaerno4, Kvaerno5, SDESolver
 from ..solvers.auto import AutoSwitch
@@ -26,7 +27,12 @@ class NoEngine(ValueError):
 
 
 def choose(
-    engine: str, alg: Any, every: Trajectories, ensemblealg: Any = None, *, is_given: bool = False
+    engine: str,
+    alg: Any,
+    every: Trajectories,
+    ensemblealg: EnsembleAlgorithm | None = None,
+    *,
+    is_given: bool = False,
 ) -> tuple[Engine, EngineChoice, Any]:
     """The engine that runs `alg` on these trajectories, with their options; and `alg`, or the
     method that takes its place.
@@ -118,7 +124,7 @@ def _refusals_told(refused: dict[str, str]) -> list[str]:
     return [f"not {engine}: {reason}" for engine, reason in refused.items()]
 
 
-def _remedy(alg: Any, sensealg: Any) -> str:
+def _remedy(alg: Any, sensealg: SensitivityAlgorithm | None) -> str:
     if not isinstance(alg, COMPILED_ONLY) or isinstance(alg, SDESolver | Direct):
         return ""
     if sensealg is not None and lacks_adjoint("compiled", _name(sensealg)):

@@ -5,11 +5,13 @@ import math
 from typing import Any
 
 import jax.tree_util as jtu
+from jax import Array
 
 from ..jumps.at_start import after_start
 from ..jumps.consistent_start import with_consistent_start
 from ..plan.noise import method_for
 from ..plan.plan import Plan
+from ..problem.ensemble import EnsembleAlgorithm
 from ..problem.problem import EnsembleProblem
 from ..running.every_event import first_room, with_room_of_trace
 from ..running.every_step import bounded
@@ -28,11 +30,11 @@ from .choice import choose
 def job_for(
     ens: EnsembleProblem,
     options: dict,
-    key: Any,
+    key: Array,
     n: int | None,
     engine: str,
     alg: Any,
-    ensemblealg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
     *,
     is_given: bool = False,
 ) -> tuple[Job, EngineChoice]:

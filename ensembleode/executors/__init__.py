@@ -10,6 +10,7 @@ from typing import Any
 
 from ..engines import Engine
 from ..problem import ensemble
+from ..problem.ensemble import EnsembleAlgorithm
 from ..running.executor import Executor
 from . import columns, distributed, kernel, serial, sharded
 
@@ -25,7 +26,7 @@ EXECUTORS: dict[type, Callable[[Any, Engine], Executor]] = {
 }
 
 
-def executor_for(ensemblealg: Any, engine: Engine) -> Executor:
+def executor_for(ensemblealg: EnsembleAlgorithm | None, engine: Engine) -> Executor:
     """The executor of an ensemble algorithm with an engine. Raises `TypeError` for an object that
     is no ensemble algorithm, and `ValueError` for a backend of Julia with another engine, or for
     devices that don't exist."""

@@ -16,6 +16,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 
 from ..ground.devices.given_device import device_is_given, for_one_device
@@ -34,7 +35,7 @@ def is_on_one_device() -> bool:
 
 
 def on_each_device(
-    plan: Plan, mesh: Mesh, numbers: tuple[TrajectoryNumbers, TrajectoryNumbers], mask: Any
+    plan: Plan, mesh: Mesh, numbers: tuple[TrajectoryNumbers, TrajectoryNumbers], mask: Array
 ) -> Result:
     """Solve the trajectories that each device holds; the result is split over the devices, and
     without `t` where all trajectories share it. The first of `numbers` differ between trajectories,

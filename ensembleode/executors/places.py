@@ -5,6 +5,7 @@ import contextlib
 from typing import Any, NamedTuple
 
 import jax
+from jaxtyping import PyTree
 
 from ..engines import Engine
 from ..engines.compiled import CompiledEngine
@@ -95,7 +96,7 @@ class Place(NamedTuple):
             )
 
 
-def brought_here(numbers: Any) -> Any:
+def brought_here(numbers: PyTree) -> PyTree:
     """The numbers of a solve, which may be committed elsewhere, where JAX computes now."""
     # (Checked last, as `being_staged` takes longer, and there is mostly no accelerator.)
     if not placement.has_accelerator() or being_staged():

@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..ground.recent import jit_recent
 from ..plan.plan import Outcome, Plan
@@ -45,7 +46,7 @@ class SerialExecutor(Executor):
             raise UnfinishedBatch(stacked(), done, e) from None
         return stacked()
 
-    def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
+    def run_one(self, job: Job, index: ArrayLike, repeat: Any) -> Outcome:
         """Solve one trajectory by the program for a single problem."""
         lane = job.trajectories.lane(index, repeat)
         numbers = (lane, index, repeat, job.key, job.output_consts)

@@ -7,6 +7,7 @@ On CPUs, an engine may itself share the work out to threads, within a program fo
 import dataclasses
 import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -14,7 +15,10 @@ import jax
 import jax.numpy as jnp
 import jaxlib
 import numpy as np
+from jax import Array
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..engines import Engine
 from ..ground.devices import cpu_devices
@@ -43,7 +47,7 @@ class DevicesExecutor(Executor):
     threads: int = 1
     vectorised = True
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+    def run(self, job: Job, indices: Any, repeat: ArrayLike) -> Outcome:
         if self.threads > 1:
             job = job.replan(threads=self.threads)
         lanes = job.trajectories.lanes(indices, repeat)
@@ -130,7 +134,7 @@ def _factorises(plan: Plan) -> bool:
     return plan.engine.factorises(plan) or any(name in _LAPACK for name in called)
 
 
-def _brought_home(outcome: Any, numbers: Any) -> Any:
+def _brought_home(outcome: Outcome, numbers: PyTree) -> Outcome:
     """The outcome on the device of a committed array among the numbers; if there is none, on the
     default device and uncommitted, so that it can be used with arrays elsewhere."""
     for x in jax.tree.leaves(numbers):
@@ -139,13 +143,13 @@ def _brought_home(outcome: Any, numbers: Any) -> Any:
     return jax.tree.map(uncommitted, outcome)
 
 
-def _fastest(solve: Any) -> Any:
+def _fastest(solve: Callable) -> Callable:
     """A jitted function with options for XLA, which only the outermost jitted function may have."""
     return _with_wide_vectors(solve) if platform() == "cpu" else solve
 
 
 @functools.cache
-def _with_wide_vectors(solve: Any) -> Any:
+def _with_wide_vectors(solve: Callable) -> Callable:
     static, options = 1 if solve is _solve else 2, compiler_options("cpu")
     return jit_recent(solve.__wrapped__, static=static, compiler_options=options)
 
@@ -186,16 +190,16 @@ class _DealtTrajectories:
     def rows(self) -> int:
         return self.rounds * self.parts * self.width
 
-    def out(self, x: Any) -> Any:
+    def out(self, x: Array) -> Array:
         missing = self.rows - x.shape[0]
         if missing:
             x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (missing, *x.shape[1:]))])
         return self._swapped(x, self.rounds, self.parts)
 
-    def back(self, x: Any) -> Any:
+    def back(self, x: Array) -> Array:
         return self._swapped(x, self.parts, self.rounds)[: self.n]
 
-    def _swapped(self, x: Any, first: int, second: int) -> Any:
+    def _swapped(self, x: Array, first: int, second: int) -> Array:
         rest = x.shape[1:]
         x = x.reshape(first, second, self.width, *rest).swapaxes(0, 1)
         return x.reshape(self.rows, *rest)

@@ -15,6 +15,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import PyTree
 
 from ..ground.recent import jit_recent
 from ..ground.retcode import ran_out_of_steps, was_run
@@ -108,7 +109,7 @@ def _step_times_rate(job: Job, index: int) -> float:
     return float(np.median(h * np.where(np.isfinite(rates), rates, 0.0)))
 
 
-def _rates_of_decay(field: Any, consts: Any, p: Any, u: Any, t: Any) -> tuple:
+def _rates_of_decay(field: Any, consts: PyTree, p: PyTree, u: np.ndarray, t: np.ndarray) -> tuple:
     """The fastest rates of decay of the modes at states `[point, *state]`: forwards and backwards
     in time. A mode counts if it decays at least as fast as it oscillates."""
     if math.prod(u.shape[1:]) <= _LARGEST:

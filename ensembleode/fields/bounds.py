@@ -82,7 +82,7 @@ def _equation(eqn: JaxprEqn, ins: list[_BoundedArray]) -> list[_BoundedArray]:
     return [_BoundedArray(x, past) for x in known]
 
 
-def _folded(eqn: Any, args: list[Any]) -> list[Any]:
+def _folded(eqn: Any, args: list) -> list:
     """The integers that an equation returns, from the integers of its operands; None for outputs
     that aren't integers or aren't known."""
     name, avals = eqn.primitive.name, [v.aval for v in eqn.outvars]
@@ -111,7 +111,7 @@ def _selected(eqn: Any, ins: list[_BoundedArray]) -> _BoundedArray:
     axes = tuple(range(which.known.ndim - 1))
     taken = [(which.known == k).any(axis=axes) for k in range(len(arrays))]
     past = [(r, mask & t) for x, t in zip(arrays, taken, strict=True) for r, mask in x.past]
-    values: list[Any] = [x.known for x in arrays]
+    values: list = [x.known for x in arrays]
     known = None
     if is_integral(eqn.outvars[0].aval.dtype) and all(x is not None for x in values):
         known = np.choose(which.known.astype(int), values)

@@ -8,8 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.extend.core import JaxprEqn
+from jax import Array, lax
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from ..tracing.program import structs_of
 from . import tuning
@@ -17,7 +17,7 @@ from .gather_scatter import fill_value, Windows
 from .simplifying.writing import as_written
 
 
-def by_choice(eqn: JaxprEqn) -> Any:
+def by_choice(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The jaxpr of comparisons that computes the same as an equation; None where there is none."""
     fn = _CHOICES[eqn.primitive.name](eqn)
     if fn is None:
@@ -41,7 +41,7 @@ def _gather(eqn: Any) -> Callable | None:
     if not are_rows:
         return None
 
-    def gather(x: Any, indices: Any) -> Any:
+    def gather(x: Array, indices: Array) -> Array:
         index = indices.reshape((*indices.shape[:-1], *[1] * (x.ndim - 1)))
         found = jnp.broadcast_to(x[0], of_result)
         for i in range(1, n):
@@ -77,7 +77,7 @@ def _sort(eqn: Any) -> Callable | None:
     return sort
 
 
-def _at_places(x: Any, places: list) -> Any:
+def _at_places(x: Array, places: list) -> Array:
     found = []
     for k in range(len(places)):
         chosen = x[0]

@@ -7,7 +7,9 @@ from typing import Any, NamedTuple
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
+from jax.extend.core import ClosedJaxpr
+from jax.typing import ArrayLike
 
 from .equations import of_each
 
@@ -26,21 +28,21 @@ class Combination(NamedTuple):
     neutral: Callable[[np.dtype], Any]
 
 
-def least(dtype: np.dtype) -> Any:
+def least(dtype: np.dtype) -> ArrayLike:
     """The smallest number of a dtype."""
     if dtype.kind == "b":
         return False
     return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
 
 
-def most(dtype: np.dtype) -> Any:
+def most(dtype: np.dtype) -> ArrayLike:
     """The largest number of a dtype."""
     if dtype.kind == "b":
         return True
     return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
 
-def _logaddexp(x: Any, y: Any) -> Any:
+def _logaddexp(x: Array, y: Array) -> Array:
     """`log(exp(x) + exp(y))`, also for infinities."""
     more = lax.log1p(lax.exp(lax.neg(lax.abs(lax.sub(x, y)))))
     equal = lax.add(x, lax.full_like(x, math.log(2)))
@@ -69,14 +71,14 @@ CUMULATIVE = {
 SCATTERS = {"scatter": None, **{f"scatter-{by.name}": by for by in (_ADD, _MAX, _MIN, _MUL, _SUB)}}
 
 
-def as_rows(x: Any, axes: Sequence[int]) -> Any:
+def as_rows(x: Array, axes: Sequence[int]) -> Array:
     """`x` as an array whose first axis runs over all the elements that a reduction over `axes`
     combines."""
     x = jnp.moveaxis(x, axes, range(len(axes)))
     return x.reshape((-1, *x.shape[len(axes) :]))
 
 
-def folded(body: Any, starts: list, rows: list) -> list:
+def folded(body: ClosedJaxpr, starts: list, rows: list) -> list:
     """The rows combined by `body`, one after the other. (The derivative of JAX's own primitive
     starts from another initial value, in JAX 0.12.)"""
     known = _known_reduction(body)
@@ -87,7 +89,7 @@ def folded(body: Any, starts: list, rows: list) -> list:
     return lax.scan(lambda carry, row: (combine(*carry, *row), None), starts, rows)[0]
 
 
-def _known_reduction(body: Any) -> str | None:
+def _known_reduction(body: ClosedJaxpr) -> str | None:
     """The name of the reduction primitive that does the same as this body; None if there is
     none."""
     jaxpr = body.jaxpr

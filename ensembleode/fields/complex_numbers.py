@@ -9,9 +9,9 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 from jaxtyping import PyTree
 
 from ..tracing.evaluation import bound_again, equations, is_jaxpr, params_of
@@ -38,7 +38,7 @@ class ComplexParts(NamedTuple):
     imag: Any
 
 
-def with_complex(tree: PyTree, of_parts: Callable = lax.complex) -> Any:
+def with_complex(tree: PyTree, of_parts: Callable = lax.complex) -> PyTree:
     """The tree with each `ComplexParts` replaced by the complex number `of_parts(real, imag)`, or
     by None where its parts are None."""
 
@@ -58,7 +58,7 @@ def without_complex(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     """
     if not any(map(_has_complex, equations(jaxpr))):
         return jaxpr
-    binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
+    binders: list = [*jaxpr.constvars, *jaxpr.invars]
     if any(is_complex(v.aval) for v in (*binders, *jaxpr.outvars)):
         return jaxpr
     with jax.numpy_dtype_promotion("standard"):
@@ -119,7 +119,7 @@ _BY_PARTS = {
 }
 
 
-def _run(jaxpr: Any, *ins: Any) -> list:
+def _run(jaxpr: ClosedJaxpr, *ins: Any) -> list:
     """The results of a branch, or of a turn of a loop."""
     return jax.tree.map(jnp.asarray, list(interpreted(jaxpr, ins, _known_parts, _equation)))
 
@@ -129,7 +129,7 @@ def _real_dtype(eqn: Any) -> Any:
     return np.finfo(aval.dtype).dtype if is_complex(aval) else aval.dtype
 
 
-def _complex(eqn: Any, x: Any, y: Any) -> ComplexParts:
+def _complex(eqn: Any, x: Any, y: PyTree) -> ComplexParts:
     shape = eqn.outvars[0].aval.shape
     return ComplexParts(jnp.broadcast_to(x, shape), jnp.broadcast_to(y, shape))
 
@@ -159,11 +159,11 @@ def _quotient(x: ComplexParts, y: ComplexParts) -> ComplexParts:
     return ComplexParts((first + second * ratio) / below, imag)
 
 
-def _scaled(x: ComplexParts, by: Any) -> ComplexParts:
+def _scaled(x: ComplexParts, by: Array) -> ComplexParts:
     return ComplexParts(x.real * by, x.imag * by)
 
 
-def _size(x: ComplexParts) -> Any:
+def _size(x: ComplexParts) -> Array:
     """The absolute value, which doesn't overflow before the result does."""
     a, b = jnp.abs(x.real), jnp.abs(x.imag)
     large, small = jnp.maximum(a, b), jnp.minimum(a, b)
@@ -263,7 +263,7 @@ def _expm1(x: ComplexParts) -> ComplexParts:
 
 
 def _elementwise(fn: Callable) -> Callable:
-    def rule(eqn: JaxprEqn, *ins: Any) -> Any:
+    def rule(eqn: JaxprEqn, *ins: Any) -> ComplexParts:
         return fn(
             *(x if isinstance(x, ComplexParts) else ComplexParts(x, jnp.zeros_like(x)) for x in ins)
         )
@@ -271,7 +271,7 @@ def _elementwise(fn: Callable) -> Callable:
     return rule
 
 
-def _dot_general(eqn: JaxprEqn, x: Any, y: Any) -> ComplexParts:
+def _dot_general(eqn: JaxprEqn, x: ComplexParts, y: ComplexParts) -> ComplexParts:
     params = dict(eqn.params, preferred_element_type=_real_dtype(eqn))
     product = functools.partial(eqn.primitive.bind, **params)
     if not isinstance(x, ComplexParts):
@@ -284,7 +284,7 @@ def _dot_general(eqn: JaxprEqn, x: Any, y: Any) -> ComplexParts:
     )
 
 
-def _fft(eqn: JaxprEqn, x: Any) -> Any:
+def _fft(eqn: JaxprEqn, x: Array | ComplexParts) -> Array | ComplexParts | None:
     """**Raises:** `NotInPairsError` for a length that isn't written out."""
     lengths = eqn.params["fft_lengths"]
     if not all(map(is_short, lengths)):

@@ -10,7 +10,8 @@ import jax
 import jax.extend.core as jex
 import numpy as np
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jax.typing import ArrayLike
 
 from ..tracing.program import structs_of, with_constants
 
@@ -80,7 +81,7 @@ def called(eqn: JaxprEqn) -> Any:
     return None
 
 
-def traced(eqn: JaxprEqn, fn: Callable) -> Any:
+def traced(eqn: JaxprEqn, fn: Callable) -> ClosedJaxpr:
     """The jaxpr of `fn`, a function of an equation's operands."""
     with source_info_util.user_context(eqn.source_info.traceback):
         return jax.make_jaxpr(fn)(*structs_of(eqn.invars))
@@ -112,7 +113,9 @@ def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
     return eqns[::-1], uses
 
 
-def interpreted(jaxpr: Any, ins: Sequence, known: Callable, equation: Callable) -> list:
+def interpreted(
+    jaxpr: ClosedJaxpr | Jaxpr, ins: Sequence, known: Callable, equation: Callable
+) -> list:
     """The values of the outputs of a jaxpr, closed or not. `ins` are the values of its inputs; if
     it isn't closed, those of its constants come first. `known(array)` is the value of a literal or
     a constant, and `equation(eqn, ins)` those of the outputs of an equation."""
@@ -157,7 +160,7 @@ def rewritten(jaxpr: jex.Jaxpr, fn: Callable, structs: Sequence | None = None) -
     return with_constants(inner, inner.invars[:n], inner.invars[n:])
 
 
-def branch_here(eqn: JaxprEqn) -> Any:
+def branch_here(eqn: JaxprEqn) -> ArrayLike:
     """The branch of a `platform_index` equation that is taken on this platform."""
     platforms = eqn.params["platforms"]
     return np.int32(next(i for i, names in enumerate(platforms) if not names or "cpu" in names))

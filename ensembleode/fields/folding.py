@@ -2,7 +2,6 @@
 does."""
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 
@@ -32,7 +31,7 @@ FOLDED: dict[str, Callable] = {
 }
 
 
-def _divided(x: Any, y: Any) -> Any:
+def _divided(x: np.ndarray, y: np.ndarray) -> np.ndarray:
     """The quotient of integers, rounded towards zero as XLA rounds it."""
     whole = np.abs(x) // np.where(y == 0, 1, np.abs(y))
     return np.where(y == 0, ~np.zeros_like(y), np.where((x < 0) == (y < 0), whole, -whole))

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
-from jax import lax
+from jax import Array, lax
+from jaxtyping import PyTree
 
 from . import tuning
 
@@ -24,7 +25,7 @@ def is_short(n: int) -> bool:
     )
 
 
-def transformed(eqn: Any, x: Any) -> Any:
+def transformed(eqn: Any, x: Any) -> PyTree:
     """The result of an `fft` equation: a tuple of real and imaginary parts, or an array where it is
     real. `x` is such a tuple, or an array."""
     params, out = eqn.params, eqn.outvars[0].aval
@@ -60,7 +61,7 @@ def _along_axis(x: Sequence, axis: int, *, is_forwards: bool = True) -> Sequence
     return [jnp.moveaxis(y, 0, axis) for y in (re, im)]
 
 
-def _transform(re: Any, im: Any) -> tuple[Any, Any]:
+def _transform(re: Array, im: Array) -> tuple[Array, Array]:
     """The transform along the first axis."""
     n = re.shape[0]
     first = max((k for k in range(2, tuning.LONGEST_WHOLE_TRANSFORM + 1) if n % k == 0), default=n)
@@ -75,7 +76,7 @@ def _transform(re: Any, im: Any) -> tuple[Any, Any]:
     return tuple(x.reshape(n, *x.shape[2:]) for x in _transform(*parts))  # type: ignore[return-value]
 
 
-def _written_out(re: Any, im: Any) -> tuple[Any, Any]:
+def _written_out(re: Array, im: Array) -> tuple[Array, Array]:
     n = re.shape[0]
     rows = [[_turned(re[j], im[j], j * k, n) for j in range(n)] for k in range(n)]
     sums = [[functools.reduce(operator.add, x) for x in zip(*row, strict=True)] for row in rows]
@@ -83,7 +84,7 @@ def _written_out(re: Any, im: Any) -> tuple[Any, Any]:
     return re, im
 
 
-def _turned(re: Any, im: Any, k: int, n: int) -> tuple[Any, Any]:
+def _turned(re: Array, im: Array, k: int, n: int) -> tuple[Array, Array]:
     """A number times `exp(-2 pi i k / n)`."""
     match 4 * (k % n) / n:
         case 0:

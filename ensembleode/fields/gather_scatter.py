@@ -9,12 +9,13 @@ import functools
 import math
 import operator
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 
 from .combining import least, most
 from .movements import MOVEMENTS
@@ -86,8 +87,8 @@ class Windows(NamedTuple):
         return cls(shape, sizes, axes, (), ((), ()), axes, sizes, False)
 
     def numbers(
-        self, xp: Any, columns: Sequence, integer: type[np.integer] = np.int64
-    ) -> tuple[Any, Any]:
+        self, xp: ModuleType, columns: Sequence, integer: type[np.integer] = np.int64
+    ) -> tuple:
         """For each component of the result, its number in the array; and a mask that says whether
         the component is inside of the array, or None where all certainly are. `columns` are those
         of the indices, each `[*lead]`; all numbers fit in the type `integer`."""
@@ -144,7 +145,7 @@ def padded(xp: Any, shape: Shape, config: Sequence) -> tuple[tuple[slice, ...], 
     return tuple(kept), functools.reduce(operator.add, parts, start)
 
 
-def fill_value(dtype: DTypeLike, value: Any) -> Any:
+def fill_value(dtype: DTypeLike, value: ArrayLike | None) -> ArrayLike:
     """The number that JAX fills in where it reads outside of an array."""
     dtype = np.dtype(dtype)
     if value is None:
@@ -152,7 +153,9 @@ def fill_value(dtype: DTypeLike, value: Any) -> Any:
     return dtype.type(value)
 
 
-def iota(xp: Any, shape: Shape, axis: int, integer: type[np.integer] = np.int64) -> Any:
+def iota(
+    xp: ModuleType, shape: Shape, axis: int, integer: type[np.integer] = np.int64
+) -> Array | np.ndarray:
     """An array of this shape with the index along `axis` as its entries."""
     if xp is np:
         return _spread(np, np.arange(shape[axis], dtype=integer), shape, [axis])
@@ -168,13 +171,13 @@ def _drops(eqn: JaxprEqn) -> bool:
     return eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
 
 
-def _clipped(xp: Any, x: Any, high: np.integer) -> Any:
+def _clipped(xp: ModuleType, x: ArrayLike, high: np.integer) -> ArrayLike:
     """An index as JAX takes it: clipped to the range of the array."""
     low = type(high)(0)
     return np.clip(x, low, high) if xp is np else lax.clamp(low, x, high)
 
 
-def _spread(xp: Any, x: Any, shape: Shape, axes: Sequence[int]) -> Any:
+def _spread(xp: ModuleType, x: ArrayLike, shape: Shape, axes: Sequence[int]) -> Array | np.ndarray:
     """`x` broadcast to `shape`, with the axes of `x` in the places `axes`. (XLA fuses sums of
     arrays that were broadcast into one loop.)"""
     params = {"shape": shape, "broadcast_dimensions": tuple(axes)}

@@ -13,8 +13,9 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, JaxprEqn
 
 from ..ground.keys import is_key, raw
 from ..tracing.evaluation import equations, is_jaxpr, params_of
@@ -38,7 +39,7 @@ def _has_keys(eqn: JaxprEqn) -> bool:
     return any(is_key(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
-def _closed(jaxpr: Any) -> Any:
+def _closed(jaxpr: ClosedJaxpr) -> ClosedJaxpr:
     """The same program without keys, of its constants and its inputs."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)
     binders = inner.invars if inner is not jaxpr else [*inner.constvars, *inner.invars]
@@ -110,7 +111,7 @@ def _fold_in(eqn: Any, keys: Any, numbers: Any) -> Any:
 def _bits(eqn: Any, keys: Any) -> Any:
     params, random_bits = eqn.params, _implementation(eqn).random_bits
 
-    def bits(key: Any) -> Any:
+    def bits(key: Array) -> Array:
         return random_bits(key, params["bit_width"], params["shape"])
 
     return of_each(bits, eqn.invars[0].aval.ndim)(keys)

@@ -29,7 +29,7 @@ def scalarise(jaxpr: jex.Jaxpr, most: int = tuning.MOST_SCALAR_OPERATIONS) -> je
     operations. The constants, arguments and results of `jaxpr` become their components, one after
     the other, each an array of one element."""
     limits = SizeLimits(scalars=most, moved=4 * most, choice=64, operations=most)
-    binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
+    binders: list = [*jaxpr.constvars, *jaxpr.invars]
     sizes = [math.prod(v.aval.shape) for v in binders]
     if sum(sizes) > limits.moved:
         return None

@@ -8,17 +8,21 @@ import jax
 import jax.core
 import jax.extend.core as jex
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ..tracing.program import Program, structs_of, with_constants
 
 
-def parameters_of(program: Any) -> list[Any]:
+def parameters_of(program: Any) -> list:
     """The abstract values of a program's constants, and of its arguments between the state and the
     time."""
     return [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars[1:-1])]
 
 
-def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence = ()) -> jex.Jaxpr:
+def staged(
+    program: Program, fn: Callable, *, state: PyTree = None, extra: Sequence = ()
+) -> jex.Jaxpr:
     """Trace `fn(consts, u, p, t)` with the constants and inputs of a program. `state` is the
     abstract value of `u`, by default the program's; `extra` are those of further inputs, which are
     appended to `p`."""
@@ -40,7 +44,7 @@ def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence
     return with_constants(inner, [*inner.constvars, *inner.invars[:n]], inner.invars[n:])
 
 
-def _spelled_out(array: Any) -> Any:
+def _spelled_out(array: Any) -> Array:
     """A constant array as an expression of literals, so that the program gets no further
     constant."""
     array = np.asarray(array)

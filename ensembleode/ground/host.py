@@ -21,7 +21,7 @@ _call_p.multiple_results = True
 
 def host_call(
     fn: Callable,
-    results: Sequence[Any],
+    results: Sequence,
     *operands: Any,
     no_derivative: str = "what is called on the host has no derivative.",
 ) -> list:

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 
 NUMPY_INDEXED = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
@@ -58,5 +59,5 @@ def _is_numpy(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.ndim > 0 and np.issubdtype(x.dtype, np.number)
 
 
-def _lift(x: Any) -> Any:
+def _lift(x: ArrayLike) -> ArrayLike:
     return jnp.asarray(x) if _is_numpy(x) else x

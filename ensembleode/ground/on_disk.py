@@ -1,5 +1,6 @@
 """Arrays of a store, which are read from the disk when they are indexed."""
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,7 +39,9 @@ class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
             raise ValueError("an array on disk can't become one in memory without a copy.")
         return np.asarray(self._array[...], dtype)
 
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+    def __array_ufunc__(
+        self, ufunc: Any, method: str, *inputs: Any, **options: Any
+    ) -> np.ndarray | None:
         out = options.get("out", ())
         if method == "at" or any(isinstance(x, OnDisk) for x in out):
             raise TypeError(
@@ -49,7 +52,7 @@ class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
         options = {name: _in_memory(x) for name, x in options.items()}
         return getattr(ufunc, method)(*inputs, **options)
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> Callable | np.ndarray | None:
         if name.startswith("_"):
             raise AttributeError(name)
         return getattr(np.asarray(self), name)  # mean, max, ...
@@ -115,7 +118,7 @@ def _read_and_pick(index: tuple, shape: tuple[int, ...]) -> tuple[list, tuple]:
 
 def _without_masks(index: tuple) -> tuple:
     """The index with each mask replaced by the integers at which it is true."""
-    parts: list[Any] = []
+    parts: list = []
     for part in index:
         is_mask = isinstance(part, np.ndarray) and part.dtype == bool and part.ndim
         parts += np.nonzero(part) if is_mask else [part]

@@ -1,7 +1,7 @@
 """How the solve of a trajectory ended."""
 
 import enum
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -41,44 +41,48 @@ class ReturnCode(enum.IntEnum):
         return self.name
 
 
-def reached_end(retcode: Any) -> Any:
+# A return code, its number, or an array of such numbers.
+ReturnCodes: TypeAlias = Any
+
+
+def reached_end(retcode: ReturnCodes) -> Any:
     """Which return codes belong to trajectories that reached the end of their time span."""
     return retcode == ReturnCode.Success.value
 
 
-def was_ended(retcode: Any) -> Any:
+def was_ended(retcode: ReturnCodes) -> Any:
     """Which return codes belong to trajectories that an event ended."""
     return retcode == ReturnCode.Terminated.value
 
 
-def was_run(retcode: Any) -> Any:
+def was_run(retcode: ReturnCodes) -> Any:
     """Which return codes belong to trajectories that were run."""
     return retcode != ReturnCode.Default.value
 
 
-def ran_out_of_steps(retcode: Any) -> Any:
+def ran_out_of_steps(retcode: ReturnCodes) -> Any:
     """Which return codes belong to trajectories that `maxiters` stopped."""
     return retcode == ReturnCode.MaxIters.value
 
 
-def ran_out_of_events(retcode: Any) -> Any:
+def ran_out_of_events(retcode: ReturnCodes) -> Any:
     """Which return codes belong to trajectories that `max_events` stopped."""
     return retcode == ReturnCode.MaxEvents.value
 
 
-def is_successful(retcode: Any) -> Any:
+def is_successful(retcode: ReturnCodes) -> Any:
     """Which return codes belong to trajectories that reached their end, or an event that ended
     them."""
     return reached_end(retcode) | was_ended(retcode)
 
 
-def has_failed(retcode: Any) -> Any:
+def has_failed(retcode: ReturnCodes) -> Any:
     """Which return codes belong to trajectories that were run and did not succeed."""
     # (`~` is another operation for a `bool`.)
     return was_run(retcode) & (is_successful(retcode) ^ True)
 
 
-def count_codes(retcode: Any, most: int = 5) -> str:
+def count_codes(retcode: ReturnCodes, most: int = 5) -> str:
     """`Success 98, Unstable 2 [17, 42]`: each code, how often it occurs, and where."""
     parts = []
     for code in ReturnCode:

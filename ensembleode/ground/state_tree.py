@@ -11,13 +11,16 @@ import collections
 import itertools
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.typing import DTypeLike
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PyTree
 
 from ..tracing.program import is_tracer
 from .keys import is_key
@@ -51,11 +54,11 @@ class StateTree(NamedTuple):
         """The length of the vector."""
         return self.components * (2 if self.is_complex else 1)
 
-    def ravel(self, u: Any) -> Any:
+    def ravel(self, u: PyTree) -> Array:
         """The vector of a state."""
         return real_vector(jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(u)]))
 
-    def unravel(self, x: Any) -> Any:
+    def unravel(self, x: Array) -> Any:
         """The state from a vector, or from several: `[..., number]` becomes leaves
         `[..., *shape]`."""
         if not self.is_complex:
@@ -67,7 +70,7 @@ class StateTree(NamedTuple):
             return self.leaves_of(both)
         return self.leaves_of(jax.lax.complex(x[..., :n], x[..., n:]))
 
-    def leaves_of(self, x: Any) -> Any:
+    def leaves_of(self, x: Array | np.ndarray) -> Any:
         """The state from its components `[..., component]`."""
         lead = x.shape[:-1]
         ends = list(itertools.accumulate(map(math.prod, self.shapes)))
@@ -86,7 +89,7 @@ class StateTree(NamedTuple):
         imaginary = [self.components + i for i in components] if self.is_complex else []
         return (*components, *imaginary)
 
-    def derivative(self, du: Any) -> Any:
+    def derivative(self, du: Any) -> Array | None:
         """The return value of `f` as a vector.
 
         **Raises:** `TypeError` or `ValueError` where its structure isn't that of the state.
@@ -111,7 +114,7 @@ class StateTree(NamedTuple):
                 )
         return self.ravel(du)
 
-    def tolerance(self, name: str, value: Any) -> Any:
+    def tolerance(self, name: str, value: PyTree) -> Any:
         """A tolerance as a vector, if it was given as a pytree like the state, with a number or an
         array for each leaf. Any other tolerance is returned as it is.
 
@@ -129,7 +132,7 @@ class StateTree(NamedTuple):
         try:
             if structure != self.structure:
                 raise ValueError
-            xp: Any = jnp if any(map(is_tracer, leaves)) else np
+            xp: ModuleType = jnp if any(map(is_tracer, leaves)) else np
             parts = [xp.broadcast_to(x, s) for x, s in zip(leaves, self.shapes, strict=True)]
         except ValueError:
             raise ValueError(
@@ -140,7 +143,7 @@ class StateTree(NamedTuple):
         return for_both_parts(flat) if self.is_complex else flat
 
 
-def check_tolerance_shape(name: str, value: Any, shape: tuple[int, ...]) -> None:
+def check_tolerance_shape(name: str, value: PyTree, shape: tuple[int, ...]) -> None:
     """**Raises:** `ValueError` for a tolerance that is no number and not of the shape of `u0`."""
     if np.shape(value) not in ((), shape):
         raise ValueError(
@@ -149,7 +152,7 @@ def check_tolerance_shape(name: str, value: Any, shape: tuple[int, ...]) -> None
         )
 
 
-def as_state(u0: Any) -> Any:
+def as_state(u0: PyTree) -> PyTree:
     """An initial state as an array, or as a pytree of arrays.
 
     **Raises:** `TypeError` for an object that is neither, and for leaves that are no inexact
@@ -175,10 +178,10 @@ def as_state(u0: Any) -> Any:
     return jtu.tree_unflatten(structure, [a.astype(dtype) for a in arrays])
 
 
-def with_real_numbers(u0: Any) -> Any:
+def with_real_numbers(u0: PyTree) -> PyTree:
     """An array, or a state, whose whole numbers are real, where a leaf has no others."""
 
-    def real(x: Any) -> Any:
+    def real(x: PyTree) -> ArrayLike:
         if isinstance(x, int) and not isinstance(x, bool):
             return float(x)
         x = jnp.asarray(x) if _is_array(x) else x
@@ -188,7 +191,7 @@ def with_real_numbers(u0: Any) -> Any:
     return jtu.tree_map(real, u0, is_leaf=_is_array)
 
 
-def as_parameters(p: Any, dtype: DTypeLike) -> Any:
+def as_parameters(p: PyTree, dtype: DTypeLike) -> PyTree:
     """Parameters in which lists of nothing but numbers, at any depth, are arrays.
 
     Such an array has the dtype of the NumPy numbers, and arrays without axes, in the list. If there
@@ -240,12 +243,12 @@ def _shape_of(x: Any) -> tuple[int, ...] | None:
     return None if shape is None else (len(x), *shape)
 
 
-def is_tree(u: Any) -> bool:
+def is_tree(u: PyTree) -> bool:
     """Whether a state, or an array of states, is a pytree; false for an array and for None."""
     return u is not None and not jtu.treedef_is_leaf(jtu.tree_structure(u))
 
 
-def tree_of(u0: Any, order: tuple[str, ...] | None = None) -> StateTree | None:
+def tree_of(u0: PyTree, order: tuple[str, ...] | None = None) -> StateTree | None:
     """The structure of a state whose leaves were written in this order; None for a real array."""
     order = written_order(u0, order)
     if order is None and not jnp.iscomplexobj(u0):
@@ -255,28 +258,28 @@ def tree_of(u0: Any, order: tuple[str, ...] | None = None) -> StateTree | None:
     return StateTree(structure, shapes, np.dtype(leaves[0].dtype), order)
 
 
-def real_vector(x: Any) -> Any:
+def real_vector(x: Array) -> Array:
     """The numbers of an array as a vector of real numbers: of complex ones, all real parts and then
     all imaginary parts."""
     flat = jnp.reshape(x, -1)
     return jnp.concatenate([flat.real, flat.imag]) if jnp.iscomplexobj(flat) else flat
 
 
-def for_both_parts(values: Any) -> Any:
+def for_both_parts(values: Array | np.ndarray) -> Array | np.ndarray:
     """Real numbers, one for each complex number, as a vector of one for each part of these."""
-    xp: Any = np if isinstance(values, np.ndarray) else jnp
+    xp: ModuleType = np if isinstance(values, np.ndarray) else jnp
     return xp.concatenate([values.reshape(-1)] * 2)
 
 
 def matrix_of_parts(matrix: Any) -> Any:
     """The matrix of a linear map of complex numbers as that of the map of all their real and then
     all their imaginary parts."""
-    xp: Any = np if isinstance(matrix, np.ndarray) else jnp
+    xp: ModuleType = np if isinstance(matrix, np.ndarray) else jnp
     real, imag = matrix.real, matrix.imag
     return xp.block([[real, -imag], [imag, real]])
 
 
-def written_order(u0: Any, before: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
+def written_order(u0: PyTree, before: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
     """The names of the leaves of a state that is a pytree, in the order in which they were written;
     None for an array. A state with the same names as `before` gets their order, since JAX sorts the
     keys of every dict that it makes.
@@ -286,7 +289,7 @@ def written_order(u0: Any, before: tuple[str, ...] | None = None) -> tuple[str, 
     if _is_array(u0) or not is_tree(u0):
         return None
 
-    def unsorted(u: Any) -> Any:
+    def unsorted(u: PyTree) -> PyTree:
         return jtu.tree_map(lambda x: _unsorted(x) if type(x) is dict else x, u, is_leaf=is_leaf)
 
     def _unsorted(x: dict) -> collections.OrderedDict:
@@ -302,7 +305,7 @@ def written_order(u0: Any, before: tuple[str, ...] | None = None) -> tuple[str, 
     return before if before is not None and sorted(before) == sorted(names) else names
 
 
-def flattened(u: Any, lead: int, order: Sequence[str] | None = None) -> Any:
+def flattened(u: PyTree, lead: int, order: Sequence[str] | None = None) -> PyTree:
     """States as one array. The components of a pytree are flattened, leaf by leaf in this order,
     after the first `lead` axes."""
     if not is_tree(u):
@@ -315,7 +318,7 @@ def flattened(u: Any, lead: int, order: Sequence[str] | None = None) -> Any:
 
 
 def component_names(
-    u: Any, lead: int = 0, order: Sequence[str] | None = None
+    u: PyTree, lead: int = 0, order: Sequence[str] | None = None
 ) -> tuple[str, ...] | None:
     """The names of the components of a state that is a pytree, in the order of `flattened`. A name
     is that of the leaf with the component's index in it. None for an array."""
@@ -347,7 +350,7 @@ def components_of(name: str, names: Sequence[str]) -> list[int]:
     return found
 
 
-def refuse_tree(u0: Any, what: str) -> None:
+def refuse_tree(u0: PyTree, what: str) -> None:
     """**Raises:** `TypeError` for a state that is a pytree."""
     if is_tree(u0):
         raise TypeError(
@@ -356,7 +359,7 @@ def refuse_tree(u0: Any, what: str) -> None:
         )
 
 
-def leaf_names(u: Any, order: Sequence[str] | None = None) -> list[tuple[str, Any]]:
+def leaf_names(u: PyTree, order: Sequence[str] | None = None) -> list[tuple[str, Any]]:
     """The leaves of a state that is a pytree, each with its name, in this order or in JAX's."""
     paths = jtu.tree_leaves_with_path(u)
     leaves = {jtu.keystr(path, simple=True, separator="."): x for path, x in paths}

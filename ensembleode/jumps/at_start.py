@@ -1,9 +1,10 @@
 """Callbacks that act at the start: a dose, or a condition that holds there."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PyTree
 
 from ..plan.trajectory_numbers import Trajectories
 
@@ -16,7 +17,7 @@ def after_start(every: Trajectories) -> Trajectories:
     if not acting:
         return every
 
-    def of_one(u0: Any, numbers: Sequence, t0: Any) -> Any:
+    def of_one(u0: PyTree, numbers: Sequence, t0: Array) -> Array:
         for x in acting:
             given = {"uprev": u0, "tprev": t0}
             (wanted,), out = (

@@ -11,6 +11,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..ground.devices.alone import without_mesh
 from ..ground.state_tree import check_tolerance_shape, real_vector, StateTree
@@ -45,11 +48,11 @@ class Tracing:
 
     def __init__(
         self,
-        u: Any,
+        u: PyTree,
         tree: StateTree | None,
-        p: Any,
+        p: PyTree,
         is_number: Callable,
-        t0: Any,
+        t0: Array | np.ndarray,
         f: Callable,
         mass: MassMatrix | None,
     ):
@@ -64,7 +67,7 @@ class Tracing:
         # The arrays that the programs traced so far close over.
         self.consts: list = []
 
-    def events(self, callback: Any, known: Sequence[Any]) -> TracedCallbacks:
+    def events(self, callback: Any, known: Sequence) -> TracedCallbacks:
         """The programs of a callback, or of several; `known` has the times at which each acts if
         they are known, otherwise None.
 
@@ -117,12 +120,14 @@ class Tracing:
         else:
             check_tolerance_shape(f"abstol of {name}", value, self.u.shape)
 
-        def tolerance(u: Any, p: Any, extras: Any, t: Any) -> Any:
+        def tolerance(u: PyTree, p: list[Array], extras: Any, t: Array) -> Array:
             return jnp.broadcast_to(jnp.asarray(value, u.dtype), u.shape).reshape(-1)
 
         return TracedStepLimit(self._part(name, "abstol", tolerance, tolerance, {}), x.scalefactor)
 
-    def _scheduled(self, number: int, name: str, x: Any, times: Any) -> TracedDiscrete:
+    def _scheduled(
+        self, number: int, name: str, x: Any, times: Array | np.ndarray
+    ) -> TracedDiscrete:
         def condition(u, t, integrator):
             return jnp.any(t == times)
 
@@ -206,16 +211,22 @@ class Tracing:
         return {"uprev": self.u, "tprev": self.t}
 
     def _integrator(
-        self, u: Any, leaves: Sequence, t: Any, uprev: Any, tprev: Any, sign: Any = None
+        self,
+        u: PyTree,
+        leaves: Sequence,
+        t: Array,
+        uprev: PyTree,
+        tprev: Array | None,
+        sign: ArrayLike | None = None,
     ) -> Integrator:
         p = eqx.combine(jtu.tree_unflatten(self.structure, leaves), self.static)
         return Integrator(u, p, t, uprev, tprev, sign, _f=self.f)
 
-    def _as_user_gave(self, u: Any) -> Any:
+    def _as_user_gave(self, u: PyTree) -> PyTree:
         """A state in the structure that the user gave."""
         return u if self.tree is None else self.tree.unravel(u)
 
-    def _vector(self, u: Any, what: str) -> Any:
+    def _vector(self, u: PyTree, what: str) -> Array | None:
         """The state that an affect returned as a vector.
 
         **Raises:** `TypeError` and `ValueError` where its structure isn't that of the state.
@@ -247,18 +258,18 @@ class Tracing:
             leaves.append(array.astype(aval.dtype))
         return leaves[0].reshape(-1) if self.tree is None else self.tree.ravel(leaves)
 
-    def _consistent(self, after: Integrator, t: Any, u: Any) -> Any:
+    def _consistent(self, after: Integrator, t: Array, u: PyTree) -> Array:
         """The state `u` after an affect, with its algebraic equations at `t` solved again."""
         if self.mass is None:
             return u
 
-        def f(u: Any) -> Any:
+        def f(u: PyTree) -> Array:
             found = self.f(self._as_user_gave(u.reshape(self.u.shape)), after.p, t)
             return jnp.reshape(found, -1) if self.tree is None else self.tree.ravel(found)
 
         return consistent_again(f, self.mass, u)
 
-    def _changed(self, before: Sequence, p: Any, what: str) -> dict[int, Any]:
+    def _changed(self, before: Sequence, p: PyTree, what: str) -> dict[int, Any]:
         """The leaves of the parameters that an affect has changed, by their index.
 
         **Raises:** `TypeError` and `ValueError` where the structure of the parameters has changed.

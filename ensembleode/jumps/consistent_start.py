@@ -3,11 +3,14 @@ and after jumps of the field."""
 
 import functools
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ..fields.derivatives.jacobian import is_reverse_only
 from ..ground.recent import jit_recent
@@ -41,13 +44,13 @@ def with_equations_after_jumps(callback: Any, times: Any, t0: Any) -> CallbackSe
     """The callbacks, and one that solves the algebraic equations again at these times, `[time]`, at
     which the field jumps. It acts last, because what other callbacks do at that time belongs to the
     field before the jump. It doesn't act at the start, which is consistent already."""
-    xp: Any = jnp if is_tracer(times) or is_tracer(t0) else np
+    xp: ModuleType = jnp if is_tracer(times) or is_tracer(t0) else np
     inside = xp.where(times == t0, np.inf, times)
     last = AfterJumps(inside, lambda integrator: integrator, save_positions=(False, False))
     return CallbackSet(*all_of(callback), last)
 
 
-def consistent_again(f: Callable, mass: MassMatrix, u: Any) -> Any:
+def consistent_again(f: Callable, mass: MassMatrix, u: PyTree) -> Array:
     """The state `u` after an affect, a vector, with its algebraic components replaced by a solution
     of the algebraic equations of `f(u)`, the vector field at that time.
 
@@ -57,10 +60,10 @@ def consistent_again(f: Callable, mass: MassMatrix, u: Any) -> Any:
     rows, columns = np.array(mass.algebraic_rows), np.array(mass.algebraic_columns)
     factors = jnp.asarray(mixing(len(rows)), u.dtype)
 
-    def equations(z: Any) -> Any:
+    def equations(z: Array) -> Array:
         return f(u.at[columns].set(z))[rows]
 
-    def step(_: Any, z: Any) -> Any:
+    def step(_: Array, z: Array) -> Array:
         matrix, right = jax.jacfwd(equations)(z), equations(z)
         size = jax.lax.stop_gradient(jnp.max(jnp.abs(matrix), axis=1))
         both = jnp.concatenate([matrix, right[:, None]], axis=1) / size[:, None]
@@ -71,17 +74,22 @@ def consistent_again(f: Callable, mass: MassMatrix, u: Any) -> Any:
 
 @functools.partial(jit_recent, static=3)
 def _started(
-    field: Program, mass: MassMatrix, init: BrownFullBasicInit, u: Any, numbers: Sequence, t: Any
-) -> Any:
+    field: Program,
+    mass: MassMatrix,
+    init: BrownFullBasicInit,
+    u: PyTree,
+    numbers: Sequence,
+    t: Array,
+) -> Array:
     """The state with its algebraic components replaced by a solution of the algebraic equations."""
     n = len(field.jaxpr.constvars)
     rows, columns = np.array(mass.algebraic_rows), np.array(mass.algebraic_columns)
     flat = u.reshape(-1)
 
-    def with_algebraic(z: Any) -> Any:
+    def with_algebraic(z: Array) -> Array:
         return flat.at[columns].set(z).reshape(u.shape)
 
-    def equations(z: Any) -> Any:
+    def equations(z: Array) -> Array:
         return field(numbers[:n], with_algebraic(z), tuple(numbers[n:]), t).reshape(-1)[rows]
 
     z = flat[columns]
@@ -105,7 +113,7 @@ def _root_by_rows(equations: Callable, z: Any, abstol: float) -> Any:
         found = root(z, *given)
         return found, (found, given)
 
-    def backwards(kept: tuple, cotangent: Any) -> tuple:
+    def backwards(kept: tuple, cotangent: PyTree) -> tuple:
         found, given = kept
         matrix = jax.jacrev(residual)(found, *given)
         _, pull = jax.vjp(functools.partial(residual, found), *given)
@@ -115,7 +123,7 @@ def _root_by_rows(equations: Callable, z: Any, abstol: float) -> Any:
     return root(z, *given)
 
 
-def _solved(linear: Callable, right: Any) -> Any:
+def _solved(linear: Callable, right: Array) -> Array:
     return jnp.linalg.solve(jax.jacfwd(linear)(right), right)
 
 
@@ -129,13 +137,13 @@ class _NewtonSearch(NamedTuple):
     nearer: Any
 
 
-def _newton(equations: Callable, z: Any, *, abstol: float, derivative: Callable) -> Any:
+def _newton(equations: Callable, z: Array, *, abstol: float, derivative: Callable) -> Array:
     shares = 0.5 ** np.arange(_LENGTHS)
 
-    def distance(z: Any) -> Any:
+    def distance(z: Array) -> Array:
         return jnp.max(jnp.abs(equations(z)))
 
-    def goes_on(now: _NewtonSearch) -> Any:
+    def goes_on(now: _NewtonSearch) -> Array:
         return now.nearer & (now.distance > abstol) & (now.steps < _MOST_STEPS)
 
     def step(now: _NewtonSearch) -> _NewtonSearch:

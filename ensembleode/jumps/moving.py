@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PyTree
 
 
 class MovedJump(NamedTuple):
@@ -40,7 +42,7 @@ class MovedJump(NamedTuple):
     ends: Any
 
 
-def solution_after(field: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
+def solution_after(field: Callable, u: PyTree, t: Array, delta: Array, order: int) -> Array:
     """The solution of `field(u, t)` that starts from the state `u` at `t`, after a time `delta`, as
     a Taylor polynomial of this order."""
     rate, power, total = field, 1.0, u
@@ -55,13 +57,15 @@ def _rate_of(fn: Callable, field: Callable) -> Callable:
     """The derivative of `fn(u, t)` with respect to time along the field, as a function of `u` and
     `t`."""
 
-    def rate(u: Any, t: Any) -> Any:
+    def rate(u: PyTree, t: Array) -> Array:
         return jax.jvp(fn, (u, t), (field(u, t), jnp.ones_like(t)))[1]
 
     return rate
 
 
-def switched(field: Callable, after: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
+def switched(
+    field: Callable, after: Callable, u: PyTree, t: Array, delta: Array, order: int
+) -> Array:
     """The state with which the next step begins, at the fixed time `t`, where `after(u, t)` takes
     the place of the vector field; `delta` and `order`: see `jumped`."""
     return solution_after(
@@ -69,7 +73,7 @@ def switched(field: Callable, after: Callable, u: Any, t: Any, delta: Any, order
     )
 
 
-def rates(fn: Callable, t: Any, order: int) -> list[Any]:
+def rates(fn: Callable, t: Array, order: int) -> list:
     """`fn(t)`, and its derivatives by the time up to this order."""
     found = []
     for _ in range(order + 1):
@@ -78,16 +82,16 @@ def rates(fn: Callable, t: Any, order: int) -> list[Any]:
     return found
 
 
-def _by_time(fn: Callable, t: Any) -> Any:
+def _by_time(fn: Callable, t: Array) -> Array:
     return jax.jvp(fn, (t,), (jnp.ones_like(t),))[1]
 
 
-def crossing(field: Callable, condition: Callable, u: Any, t: Any, order: int) -> Any:
+def crossing(field: Callable, condition: Callable, u: PyTree, t: Array, order: int) -> Array:
     """The time that passes until `condition(u, t)`, a real number, has its present value again:
     zero, with derivatives up to this order, infinite where the solution only touches that value."""
     level = jax.lax.stop_gradient(condition(u, t))
 
-    def excess(delta: Any) -> Any:
+    def excess(delta: Array) -> Array:
         return condition(solution_after(field, u, t, delta, order), t + delta) - level
 
     delta = jnp.zeros_like(t)
@@ -99,13 +103,19 @@ def crossing(field: Callable, condition: Callable, u: Any, t: Any, order: int) -
     return delta
 
 
-def shift(time: Any) -> Any:
+def shift(time: Array) -> Array:
     """The amount by which a known time moves: zero, with the derivatives of the time."""
     return time - jax.lax.stop_gradient(time)
 
 
 def jumped(
-    field: Callable, affect: Callable, u: Any, t: Any, delta: Any = None, *, order: int
+    field: Callable,
+    affect: Callable,
+    u: PyTree,
+    t: Array,
+    delta: Array | None = None,
+    *,
+    order: int,
 ) -> MovedJump:
     """A jump from the state `u` at the fixed time `t`, with derivatives up to this `order`.
     Parameters that it changes are a part of the state. `affect(u, t)` returns the state after the

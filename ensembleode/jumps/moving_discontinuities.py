@@ -10,10 +10,13 @@ which the field doesn't read.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PyTree
 
 from ..fields import parameters_of, staged
 from ..plan.events import CallbackProgram, Jump, over_numbers, TracedCallbacks, TracedDiscrete
@@ -53,20 +56,20 @@ def _at_jumps(field: Program) -> TracedDiscrete:
     """The callback that acts at the times in the last parameter of the field, and changes nothing.
     It acts last, because what else happens at that time belongs to the field before the jump."""
 
-    def part(fn: Any) -> CallbackProgram:
-        def at(consts: Any, u: Any, p: Any, t: Any) -> Any:
+    def part(fn: Callable) -> CallbackProgram:
+        def at(consts: Any, u: PyTree, p: tuple[Array, ...], t: Array) -> Array:
             return fn(u, p[-1], t)
 
         return CallbackProgram(program_of(staged(field, at), jax.tree.structure(0), rules=True))
 
-    def wanted(u: Any, times: Any, t: Any) -> Any:
+    def wanted(u: PyTree, times: Array, t: Array) -> Array:
         return jnp.any(t == times).astype(u.dtype)[None]
 
-    def passed(u: Any, times: Any, t: Any) -> Any:
+    def passed(u: PyTree, times: Array, t: Array) -> Array:
         since = t - jnp.max(jnp.where(t == times, times, -jnp.inf), initial=-jnp.inf)
         return since.astype(u.dtype)[None]
 
-    def nothing(u: Any, times: Any, t: Any) -> Any:
+    def nothing(u: PyTree, times: Array, t: Array) -> Array:
         return jnp.concatenate([u.reshape(-1), jnp.zeros(1, u.dtype)])
 
     return TracedDiscrete(

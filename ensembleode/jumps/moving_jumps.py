@@ -7,6 +7,9 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.extend.core import Jaxpr
+from jaxtyping import PyTree
 
 from ..fields import parameters_of, staged
 from ..plan.events import CallbackProgram, Jump, TracedCallbacks, TracedContinuous, TracedDiscrete
@@ -83,13 +86,15 @@ class MovingJump:
         """The extras that have derivatives."""
         return tuple(name for name in self.extras if name in ("uprev", "moved", "before"))
 
-    def rows(self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int) -> tuple:
+    def rows(
+        self, u: PyTree, numbers: Sequence, extras: dict[str, Any], t: Array, order: int
+    ) -> tuple:
         """The rows `[4, *state]` of `MovedJump` (the time is the first component of a row of
         zeros), and 1 where the trajectory ends, else 0. Derivatives are right up to `order`."""
         return self._at_level(len(self.levels), u, numbers, extras, t, order)
 
     def _at_level(
-        self, level: int, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int
+        self, level: int, u: PyTree, numbers: Sequence, extras: dict[str, Any], t: Array, order: int
     ) -> tuple:
         if not level:
             return self._plain(u, numbers, extras, t, order)
@@ -98,7 +103,7 @@ class MovingJump:
         moved = self.levels[level].moved
         both = {name: extras[name] for name in self.moving}
 
-        def at(u: Any, more: dict, chosen: list) -> tuple:
+        def at(u: PyTree, more: dict, chosen: list) -> tuple:
             every = substituted(before, moved, chosen)
             return self._at_level(level, u, every, {**extras, **more}, t, order)
 
@@ -108,15 +113,15 @@ class MovingJump:
         return jnp.stack([rows, tangent], axis=1), ends
 
     def _plain(
-        self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int
+        self, u: PyTree, numbers: Sequence, extras: dict[str, Any], t: Array, order: int
     ) -> tuple:
         n = len(self.field.jaxpr.constvars)
         consts, p = numbers[:n], tuple(numbers[n:])
 
-        def field(u: Any, t: Any) -> Any:
+        def field(u: PyTree, t: Array) -> Array:
             return self.field(consts, u, p, t)
 
-        def affect(u: Any, t: Any) -> tuple:
+        def affect(u: PyTree, t: Array) -> tuple:
             out = _evaluated(self.affect, u, numbers, extras, t)
             return out[:-1].reshape(u.shape), out[-1] > 0
 
@@ -126,7 +131,7 @@ class MovingJump:
         if self.conditions is not None:
             conditions = self.conditions
 
-            def condition(u: Any, t: Any) -> Any:
+            def condition(u: PyTree, t: Array) -> Array:
                 return self._first(_evaluated(conditions, u, numbers, extras, t), extras)
 
             before = extras["before"] if self.is_later else u
@@ -139,7 +144,7 @@ class MovingJump:
         return rows, found.ends.astype(u.dtype)
 
     def _of_field(
-        self, u: Any, numbers: tuple, tprev: Any, t: Any, delta: Any, order: int
+        self, u: PyTree, numbers: tuple, tprev: Array, t: Array, delta: Any, order: int
     ) -> tuple:
         """The rows of `rows` where only the field jumps, at `t`; the last parameter has the times
         of its jumps."""
@@ -153,21 +158,21 @@ class MovingJump:
             more = jnp.sum(known == later)
             count, later = count + more, jnp.where(more > 0, _next(later, direction), later)
 
-        def shifted(by: Any) -> Callable:
+        def shifted(by: Array) -> Callable:
             return lambda u, time: self.field(consts, u, p, time + by)
 
-        def at_once() -> Any:
+        def at_once() -> Array:
             return switched(shifted(earlier - t), shifted(later - t), u, t, delta, order)
 
         @jax.checkpoint
-        def one_by_one() -> Any:
+        def one_by_one() -> Array:
             return moved_one_by_one(self.field, numbers, u, (earlier, t, later), delta, order)
 
         several = len(known) > 1 and is_told_apart(self.field)
         on = jax.lax.cond(count > 1, one_by_one, at_once) if several else at_once()
         return jnp.stack([on, u, u, jnp.full_like(u, t)]), jnp.zeros((), u.dtype)
 
-    def _first(self, conditions: Any, extras: dict[str, Any]) -> Any:
+    def _first(self, conditions: Array, extras: dict[str, Any]) -> Array:
         """The value of the first of the conditions that cross zero."""
         if self.length == 1:
             return conditions[0]
@@ -178,13 +183,13 @@ class MovingJump:
         return found
 
 
-def _next(t: Any, direction: Any) -> Any:
+def _next(t: Array, direction: Array) -> Array:
     return next_time(ArrayArithmetic(jnp), jax.lax.stop_gradient(t), direction)
 
 
 def _evaluated(
-    part: CallbackProgram, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any
-) -> Any:
+    part: CallbackProgram, u: PyTree, numbers: Sequence, extras: dict[str, Any], t: Array
+) -> Array:
     n = part.n_consts
     p = (*numbers[n:], *(extras[name] for name in part.extras))
     return part.program(numbers[:n], u, p, t)
@@ -231,7 +236,7 @@ def program(moving: MovingJump, field: Program, order: int) -> CallbackProgram:
     """The program of a jump, for the state of this field with the tangents of all levels. Returns
     the flattened rows, followed by the flag that says whether the trajectory ends."""
 
-    def flat(consts: Sequence, u: Any, p: Sequence, t: Any) -> Any:
+    def flat(consts: Sequence, u: PyTree, p: Sequence, t: Array) -> Array:
         numbers, extras = _split(moving, consts, p)
         rows, ends = moving.rows(u, numbers, extras, t, order)
         return jnp.concatenate([rows.reshape(-1), ends[None]])
@@ -241,7 +246,7 @@ def program(moving: MovingJump, field: Program, order: int) -> CallbackProgram:
 
 
 @functools.lru_cache(maxsize=1024)
-def transposed(moving: MovingJump, field: Program, which: tuple[int, ...]) -> Any:
+def transposed(moving: MovingJump, field: Program, which: tuple[int, ...]) -> Jaxpr:
     """The program that pulls a cotangent of the flattened rows back through a jump. Its state is
     that cotangent; the state is appended to `p`. Its results are the cotangents of the state, of
     the extras that are `moving`, and of the constants and parameters of the field that are numbered
@@ -250,11 +255,11 @@ def transposed(moving: MovingJump, field: Program, which: tuple[int, ...]) -> An
     rows = jax.ShapeDtypeStruct((ROWS, *state.shape), state.dtype)
     order = len(moving.levels) + 1
 
-    def pulled(cotangent_consts: Sequence, cotangent: Any, p: Sequence, t: Any) -> Any:
+    def pulled(cotangent_consts: Sequence, cotangent: Array, p: Sequence, t: Array) -> Array:
         *p, u = p
         numbers, extras = _split(moving, cotangent_consts, p)
 
-        def at(u: Any, more: list, chosen: list) -> Any:
+        def at(u: PyTree, more: list, chosen: list) -> Array:
             every = substituted(numbers, which, chosen)
             changed = dict(zip(moving.moving, more, strict=True))
             return moving.rows(u, every, {**extras, **changed}, t, order)[0]
@@ -299,7 +304,7 @@ def _of_state(wide: Program, level: TangentLevel, part: CallbackProgram) -> Call
     state, t = structs_of([*wide.jaxpr.outvars, wide.jaxpr.invars[-1]])
     of = {"uprev": state, "tprev": t}
 
-    def at(consts: Sequence, u: Any, p: Sequence, t: Any) -> Any:
+    def at(consts: Sequence, u: PyTree, p: Sequence, t: Array) -> Array:
         numbers, extras = _split(part, consts, p)
         numbers, _ = level.split(numbers)
         if "uprev" in extras:

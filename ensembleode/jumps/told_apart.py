@@ -14,6 +14,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..fields import staged
 from ..tracing.program import Program
@@ -26,7 +29,7 @@ def is_told_apart(field: Program) -> bool:
     """Whether the field makes comparisons by which its jumps are told apart."""
     found = []
 
-    def all_of(consts: Any, u: Any, p: Any, t: Any) -> Any:
+    def all_of(consts: Any, u: PyTree, p: tuple[Array, ...], t: Array) -> Array:
         found.append(comparisons(field, consts, u, p, t)[1])
         return u
 
@@ -34,12 +37,12 @@ def is_told_apart(field: Program) -> bool:
     return found[0] is not None and found[0].size > 1
 
 
-def comparisons(field: Program, consts: Any, u: Any, p: Any, t: Any) -> tuple[Any, Any]:
+def comparisons(field: Program, consts: Any, u: PyTree, p: tuple[Array, ...], t: Array) -> tuple:
     """The differences `a - b` of the operands of all comparisons that the field makes at `t`, and
     whether each holds: `[comparison]`. Both are None where the field compares nothing."""
     differences, holds = [], []
 
-    def at(a: Any, b: Any, result: Any) -> Any:
+    def at(a: Array, b: Array, result: Array) -> Array:
         differences.append((a - b).astype(t.dtype).reshape(-1))
         holds.append(result.reshape(-1))
         return result
@@ -50,11 +53,13 @@ def comparisons(field: Program, consts: Any, u: Any, p: Any, t: Any) -> tuple[An
     return jnp.concatenate(differences), jnp.concatenate(holds)
 
 
-def decided(field: Program, holds: Any, consts: Any, u: Any, p: Any, t: Any) -> Any:
+def decided(
+    field: Program, holds: Array, consts: Any, u: PyTree, p: tuple[Array, ...], t: Array
+) -> Any:
     """The value of the field with given results of its comparisons, `holds [comparison]`."""
     end = 0
 
-    def at(a: Any, b: Any, result: Any) -> Any:
+    def at(a: Array, b: Array, result: Array) -> Array:
         nonlocal end
         start, end = end, end + result.size
         return holds[start:end].reshape(result.shape)
@@ -62,18 +67,26 @@ def decided(field: Program, holds: Any, consts: Any, u: Any, p: Any, t: Any) -> 
     return compared(field, consts, u, p, t, at=at)
 
 
-def crossings(field: Program, turned: Any, consts: Any, u: Any, p: Any, t: Any, order: int) -> Any:
+def crossings(
+    field: Program,
+    turned: Array,
+    consts: Any,
+    u: PyTree,
+    p: tuple[Array, ...],
+    t: Array,
+    order: int,
+) -> Array:
     """The delays of the comparisons whose results have `turned` at `t`: zero, with derivatives up
     to this order, `[comparison]`."""
 
-    def difference(time: Any) -> Any:
+    def difference(time: Array) -> Array:
         found = comparisons(field, consts, u, p, time)[0]
         return jnp.where(turned, found, 0)
 
     terms = rates(difference, t, order)
     level = jax.lax.stop_gradient(terms[0])
 
-    def excess(delta: Any) -> Any:
+    def excess(delta: Array) -> Array:
         power, total = 1.0, terms[0] - level
         for k, term in enumerate(terms[1:], 1):
             power = power * delta / k
@@ -93,8 +106,8 @@ _FEW = 8
 
 
 def moved_one_by_one(
-    field: Program, numbers: tuple, u: Any, times: tuple, delta: Any, order: int
-) -> Any:
+    field: Program, numbers: tuple, u: PyTree, times: tuple, delta: Array, order: int
+) -> Array:
     """The state with which the next step begins, at the fixed time. `numbers` are the constants and
     parameters of the field; `times` are the times just before the jump, of the jump, and just after
     it; `delta` is the delay of the known time: zero, with derivatives."""
@@ -106,12 +119,12 @@ def moved_one_by_one(
     each = crossings(field, turned, consts, u, p, t, order)
     places = jnp.arange(len(turned))
 
-    def until(passed: Any, last: Any, u: Any, end: Any) -> Any:
+    def until(passed: ArrayLike, last: Array, u: PyTree, end: Array) -> Array:
         """The state at `end`, from the state at `last`, along the field in which the first `passed`
         comparisons have their new results."""
         holds = jnp.where(places < passed, behind, before)
 
-        def rate(u: Any, since: Any) -> Any:
+        def rate(u: PyTree, since: Array) -> Array:
             return decided(field, holds, consts, u, p, earlier + since)
 
         return solution_after(rate, u, last, end - last, order)
@@ -128,7 +141,7 @@ def moved_one_by_one(
             i < len(turned), lambda: (here, until(i, last, u, here)), lambda: carry
         ), None
 
-    def several(n: int) -> Any:
+    def several(n: int) -> tuple[Array, ...]:
         return jax.lax.scan(one, (jnp.zeros_like(t), u), jnp.arange(n))[0]
 
     if len(turned) <= _FEW:
@@ -137,7 +150,7 @@ def moved_one_by_one(
         last, u = jax.lax.cond(rank[-1] > _FEW, lambda: several(len(turned)), lambda: several(_FEW))
     u = until(len(turned), last, u, delta)
 
-    def rate(u: Any, since: Any) -> Any:
+    def rate(u: PyTree, since: Array) -> Array:
         return field(consts, u, p, later + since)
 
     return solution_after(rate, u, delta, -delta, order)

@@ -9,6 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from ..fields.bounds import is_integral, past_end, PastEnd
 from ..fields.equations import used
@@ -58,7 +59,7 @@ def _past_end(program: Program, consts: Sequence, *of_index: Any) -> PastEnd | N
 def _found_past_end(
     program: Program, consts: Sequence, n: int | None, others: int = 0
 ) -> PastEnd | None:
-    inputs: list[Any] = [None] * len(program.jaxpr.invars)
+    inputs: list = [None] * len(program.jaxpr.invars)
     if n is not None:
         inputs[others : others + 2] = _looked_at(n), np.ones(1, np.int64)
     return past_end(program, consts, inputs)
@@ -71,7 +72,7 @@ def _known_without_integers(program: Program, *of_index: Any) -> PastEnd | None:
 
 
 def check_new_parameters(
-    p: Any, known: Any, is_number: Callable, programs: Iterable[Program]
+    p: PyTree, known: Any, is_number: Callable, programs: Iterable[Program]
 ) -> None:
     """**Raises:** `ValueError` for a number in `p` that is not in the `known` parameters of the
     problem, and that none of its functions reads. `programs` are these functions,

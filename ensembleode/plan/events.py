@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ..tracing.program import Program, program_of, structs_of, substituted, trace, with_constants
 from .extended_state import Extension
@@ -264,7 +265,7 @@ class TracedCallbacks:
         return any(isinstance(x, TracedContinuous) or x.most is None for x in every)
 
     @property
-    def consts(self) -> list[Any]:
+    def consts(self) -> list:
         """The abstract values of the arrays that the callbacks close over."""
         parts = sorted(set(self.parts), key=lambda x: x.start)
         return [v.aval for x in parts for v in x.program.jaxpr.constvars]
@@ -347,7 +348,7 @@ def of_extended(
     anew; None for a condition."""
     n = len(part.extras)
 
-    def extended(u: Any, p: Any, t: Any) -> Any:
+    def extended(u: Array, p: tuple[Array, ...], t: Array) -> Array:
         held = dict(zip((i for i, _ in extension.held), extension.held_of(u), strict=True))
         numbers = substituted(p[: len(p) - n], held, held.values())
         named = zip(part.extras, p[len(p) - n :], strict=True)

@@ -26,6 +26,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jax.extend.core import Jaxpr
+from jaxtyping import PyTree
 
 from ..fields import parameters_of, staged
 from ..fields.complex_numbers import with_complex
@@ -92,11 +95,11 @@ class Extension:
         """The places at which the errors begin and end; None where there are none."""
         return self._ends[3:5] if self.has_errors else None
 
-    def user_of(self, u: Any) -> Any:
+    def user_of(self, u: Array) -> Array:
         """The user's part `[..., *state]` of states `[..., component]`."""
         return u[..., : self.controlled].reshape(*u.shape[:-1], *self.user.shape)
 
-    def integral_of(self, u: Any) -> Any:
+    def integral_of(self, u: Array) -> PyTree:
         """The integrals of states `[..., component]`, in the structure that the integrand returned;
         None where there are none."""
         if self.integral is None:
@@ -104,7 +107,7 @@ class Extension:
         first, end, *_ = self._ends
         return self.integral.unravel(u[..., first:end])
 
-    def clock_of(self, u: Any) -> tuple[Any, Any]:
+    def clock_of(self, u: Array) -> tuple[Array, Array]:
         """The time and the number of the step, of a vector `[component]`."""
         start = self._ends[2]
         return u[start], u[start + 1]
@@ -115,7 +118,7 @@ class Extension:
         after it, but for held numbers."""
         return self._ends[2] - self._ends[0], self._ends[4] - self._ends[2] - 1
 
-    def noise_of(self, u: Any) -> dict[str, Any] | None:
+    def noise_of(self, u: Array) -> dict[str, Any] | None:
         """The paths of the noise in states `[..., component]`, by their names; None where none are
         kept."""
         if not self.noise:
@@ -127,7 +130,7 @@ class Extension:
             start = end
         return found
 
-    def held_of(self, u: Any) -> tuple:
+    def held_of(self, u: Array) -> tuple:
         """The held numbers of states `[..., component]`, each with its shape and dtype."""
         start, found = self._ends[4], []
         for _, x in self.held:
@@ -136,7 +139,7 @@ class Extension:
             start = end
         return tuple(found)
 
-    def changing_of(self, u: Any) -> Any:
+    def changing_of(self, u: Array) -> PyTree:
         """The held parameters in states `[..., component]`, in the structure of the parameters,
         with None for those that aren't held; None where none are."""
         if self.parameters is None:
@@ -145,13 +148,13 @@ class Extension:
         leaves = self.with_held([None] * (first + structure.num_leaves), u)[first:]
         return with_complex(jtu.tree_unflatten(structure, leaves))
 
-    def with_held(self, numbers: Sequence, u: Any) -> list:
+    def with_held(self, numbers: Sequence, u: Array) -> list:
         """The field's constants and parameters, with the held ones taken from the state."""
         return substituted(numbers, [i for i, _ in self.held], self.held_of(u))
 
     def state(
-        self, user: Any, integrals: Any = None, held: Sequence = (), beside: Sequence = ()
-    ) -> Any:
+        self, user: Any, integrals: Array | None = None, held: Sequence = (), beside: Sequence = ()
+    ) -> Array:
         """The vector `[component]` from the user's state, the vector of the integrals (by default
         zeros, as at the start), the held numbers, and the numbers of the noise, the clock and the
         errors (by default zeros)."""
@@ -163,17 +166,17 @@ class Extension:
         parts = [x for x in (user, integrals, *beside, *held) if np.size(x)]
         return jnp.concatenate([jnp.reshape(x, -1).astype(self.user.dtype) for x in parts])
 
-    def integrals(self, u: Any) -> Any:
+    def integrals(self, u: Array) -> Array:
         """The integrals of a vector `[component]`, as a vector."""
         first, end, *_ = self._ends
         return u[first:end]
 
-    def beside(self, u: Any) -> tuple:
+    def beside(self, u: Array) -> tuple:
         """The numbers of the noise, the clock and the errors of a vector `[component]`."""
         _, start, *_, end, _ = self._ends
         return (u[start:end],) if end > start else ()
 
-    def tolerance(self, value: Any) -> Any:
+    def tolerance(self, value: np.ndarray) -> Array | np.ndarray:
         """A tolerance (a number, or one for each component of the user's state), extended to the
         vector. Nothing uses the values for the other components."""
         if np.ndim(value) == 0:
@@ -220,7 +223,7 @@ def with_integrand(field: Program, integrand: Program, extension: Extension) -> 
     `(consts, u, p, t)` of vectors. The integrand's constants follow those of the field."""
     more = structs_of(integrand.jaxpr.constvars)
 
-    def both(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def both(consts: PyTree, u: Array, p: tuple, t: Array) -> Array:
         p, of_integrand = p[: len(p) - len(more)], p[len(p) - len(more) :]
         user = extension.user_of(u)
         found = rates(integrand, extension, of_integrand, user, p, t)
@@ -231,7 +234,9 @@ def with_integrand(field: Program, integrand: Program, extension: Extension) -> 
     return program_of(jaxpr, field.out_tree, rules=True)
 
 
-def rates(integrand: Program, extension: Extension, consts: Any, u: Any, p: Any, t: Any) -> Any:
+def rates(
+    integrand: Program, extension: Extension, consts: PyTree, u: Array, p: PyTree, t: Array
+) -> Array:
     """The values of the integrand, as one vector."""
     assert extension.integral is not None
     leaves = jtu.tree_leaves(integrand(consts, u, p, t))
@@ -245,7 +250,7 @@ def with_held(field: Program, before: Extension | None, extension: Extension) ->
     `field`, which has no held numbers; None where it is the user's state alone."""
     n = len(field.jaxpr.constvars)
 
-    def read(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def read(consts: Any, u: Array, p: tuple, t: Array) -> Array:
         numbers = extension.with_held([*consts, *p], u)
         state = extension.user_of(u) if before is None else u[: before.size]
         du = field(numbers[:n], state, tuple(numbers[n:]), t)
@@ -261,7 +266,7 @@ def users_field(field: Program, extension: Extension) -> Program:
     """The field of the user's state alone, with the same constants and parameters. It reads all
     numbers from these, also those that `extension` holds."""
 
-    def alone(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def alone(consts: Any, u: Array, p: tuple, t: Array) -> Array:
         numbers = [*consts, *p]
         held = [numbers[i] for i, _ in extension.held]
         return extension.user_of(field(consts, extension.state(u, None, held), p, t))
@@ -269,7 +274,7 @@ def users_field(field: Program, extension: Extension) -> Program:
     return program_of(staged(field, alone, state=extension.user), field.out_tree, rules=True)
 
 
-def with_last_as_constants(jaxpr: Any, n: int) -> jex.Jaxpr:
+def with_last_as_constants(jaxpr: Jaxpr, n: int) -> jex.Jaxpr:
     """The same program, with its last `n` parameters turned into its last constants."""
     u, *inputs, t = jaxpr.invars
     end = len(inputs) - n

@@ -13,6 +13,8 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ..fields.complex_numbers import with_complex
 from ..ground.on_disk import OnDisk
@@ -56,12 +58,12 @@ class KnownInputs(_TrajectoryInputs):
     own_parameters: Any
 
     @property
-    def u0(self) -> Any:
+    def u0(self) -> PyTree:
         """The initial states `[trajectory, ...]`, or that of one trajectory `[...]`."""
         return jax.tree.map(lambda x: self._shaped(x, self.own_starts), self.starts)
 
     @property
-    def p(self) -> Any:
+    def p(self) -> PyTree:
         """The parameters; numbers among them are `[trajectory, ...]`, or `[...]` for one
         trajectory."""
         return self.of_parameters(self._shaped, lambda x: x)
@@ -130,11 +132,11 @@ class GivenInputs(_TrajectoryInputs):
     others: Any
 
     @property
-    def u0(self) -> Any:
+    def u0(self) -> PyTree:
         return self.known.u0
 
     @property
-    def p(self) -> Any:
+    def p(self) -> PyTree:
         return self.known.p
 
     def varying(self) -> dict[str, Any]:
@@ -149,7 +151,7 @@ class GivenInputs(_TrajectoryInputs):
             return self.known_of(jnp.arange(1)).of_trajectories(indices)
         chosen = jnp.asarray(indices)
 
-        def lanes(places: Any, repeat: Any) -> Any:
+        def lanes(places: Array, repeat: Any) -> Any:
             return self.lanes(chosen[places], repeat)
 
         return dataclasses.replace(self, lanes=lanes, n=len(indices))
@@ -160,7 +162,7 @@ class GivenInputs(_TrajectoryInputs):
             return self.known_of(jnp.asarray(self.index)[None]).of_trajectory(0)
         return self.known_of(jnp.arange(self.n))
 
-    def known_of(self, indices: Any) -> KnownInputs:
+    def known_of(self, indices: Array | np.ndarray) -> KnownInputs:
         """The initial states and parameters of several trajectories."""
         made = self.lanes(indices, 1)
         u0 = made.u0 if self.extension is None else self.extension.user_of(made.u0)
@@ -169,6 +171,6 @@ class GivenInputs(_TrajectoryInputs):
         own = with_complex(own, operator.or_)
         return KnownInputs(u0, self.parameters(made.p), bool(self.batched.u0), own, n=len(indices))
 
-    def parameters(self, leaves: Iterable) -> Any:
+    def parameters(self, leaves: Iterable) -> PyTree:
         """The parameters, from the numbers in them."""
         return eqx.combine(with_complex(jtu.tree_unflatten(self.numbers, leaves)), self.others)

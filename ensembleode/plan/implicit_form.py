@@ -8,6 +8,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ..fields import staged
 from ..fields.derivatives.jacobian import coloured, is_reverse_only
@@ -40,7 +42,7 @@ class ImplicitForm:
         product = self.product
         return self if product is None else dataclasses.replace(self, product=change(product))
 
-    def with_rate(self, change: Any) -> "ImplicitForm":
+    def with_rate(self, change: Callable) -> "ImplicitForm":
         """The form with its `rate`, if it has one, replaced by `change(rate)`."""
         rate = self.rate
         return self if rate is None else dataclasses.replace(self, rate=change(rate))
@@ -91,7 +93,7 @@ def product_of(
     mask = None if places is None else np.array(places, bool).reshape(size, size)
     more = [] if jac is None else structs_of(jac.jaxpr.constvars)
 
-    def along(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def along(consts: PyTree, u: Array, p: tuple, t: Array) -> Array:
         p, direction, own = p[: len(p) - len(more) - 1], p[-len(more) - 1], p[len(p) - len(more) :]
         v = direction.reshape(-1)
         if jac is not None:
@@ -126,7 +128,9 @@ def check_jacobian(jac: Program, size: int, dtype: np.dtype) -> None:
         raise TypeError(f"{right}; it returned {out.dtype}.")
 
 
-def _jacobian_found(field: Program, mask: np.ndarray, consts: Any, u: Any, p: tuple, t: Any) -> Any:
+def _jacobian_found(
+    field: Program, mask: np.ndarray, consts: Any, u: Array, p: tuple, t: Array
+) -> Array:
     """The Jacobian of a field; columns that have no row in common are computed together. It is
     computed by rows if the field has only derivatives in reverse mode."""
     if is_reverse_only(field):
@@ -135,7 +139,7 @@ def _jacobian_found(field: Program, mask: np.ndarray, consts: Any, u: Any, p: tu
     colours = coloured(mask)
     which = np.asarray(colours)
 
-    def along(colour: int) -> Any:
+    def along(colour: int) -> Array:
         direction = jnp.asarray(which == colour, u.dtype).reshape(u.shape)
         return jax.jvp(lambda u: field(consts, u, p, t), (u,), (direction,))[1].reshape(-1)
 
@@ -149,12 +153,12 @@ def _with_integrals(
 ) -> Program:
     more = structs_of(integrand.jaxpr.constvars)
 
-    def both(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def both(consts: list[Array], u: Array, p: tuple, t: Array) -> Array:
         p, of_integrand = p[: len(p) - len(more)], p[len(p) - len(more) :]
         p, direction = p[:-1], p[-1]
         user, v = extension.user_of(u), extension.user_of(direction)
 
-        def of_user(user: Any) -> Any:
+        def of_user(user: Array) -> Array:
             return rates(integrand, extension, of_integrand, user, p, t)
 
         if is_reverse_only(integrand):
@@ -175,10 +179,10 @@ def _with_held(
 ) -> Program:
     n = len(product.jaxpr.constvars)
 
-    def part(u: Any) -> Any:
+    def part(u: PyTree) -> PyTree:
         return extension.user_of(u) if before is None else u[: before.size]
 
-    def read(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def read(consts: Any, u: PyTree, p: tuple, t: Any) -> PyTree:
         p, direction = p[:-1], p[-1]
         numbers = extension.with_held([*consts, *p], u)
         out = product(numbers[:n], part(u), (*numbers[n:], part(direction)), t).reshape(-1)
@@ -191,7 +195,7 @@ def _with_held(
 
 @functools.lru_cache(maxsize=256)
 def _of_user(product: Program, field: Program, extension: Extension) -> Program:
-    def alone(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def alone(consts: Any, u: PyTree, p: tuple, t: Any) -> PyTree:
         p, direction = p[:-1], p[-1]
         numbers = [*consts, *p]
         held = [numbers[i] for i, _ in extension.held]
@@ -208,7 +212,7 @@ def with_constants_around(program: Program, before: tuple, after: tuple) -> Prog
     it doesn't read."""
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*before, *after)]
     jaxpr = program.jaxpr
-    new: list[Any] = list(jax.make_jaxpr(lambda *xs: ())(*structs).jaxpr.invars)
+    new: list = list(jax.make_jaxpr(lambda *xs: ())(*structs).jaxpr.invars)
     n = len(before)
     constants = [*new[:n], *jaxpr.constvars, *new[n:]]
     return program_of(with_constants(jaxpr, constants, jaxpr.invars), program.out_tree, rules=True)

@@ -3,11 +3,15 @@
 
 import math
 from collections.abc import Sequence
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..problem.callbacks import all_of, PeriodicCallback, PresetTimeCallback
 from ..problem.number_table import NumberRow
@@ -20,7 +24,13 @@ ADJACENT = 3  # the most jumps that may follow each other at neighbouring floati
 
 
 def in_order(
-    row: NumberRow, value: Any, more: Sequence[Any], t0: Any, t1: Any, dtype: np.dtype, index: Any
+    row: NumberRow,
+    value: PyTree,
+    more: Sequence,
+    t0: Array | np.ndarray,
+    t1: Array | np.ndarray,
+    dtype: np.dtype,
+    index: ArrayLike,
 ) -> Any:
     """The known times of one trajectory, sorted: `[time]`. Times that are outside of its time span,
     from `t0` to `t1`, or NaN come last, and are infinitely late.
@@ -39,7 +49,7 @@ def in_order(
     times = several[0]
     if len(several) > 1:
         times = (jnp if any(map(is_tracer, several)) else np).concatenate(several)
-    xp: Any = jnp if any(map(is_tracer, (times, t0, t1))) else np
+    xp: ModuleType = jnp if any(map(is_tracer, (times, t0, t1))) else np
     direction = xp.where(t1 < t0, -1, 1).astype(dtype)
     start, end, times = direction * t0, direction * t1, direction * times
     inside = (times > start) & (times < end)
@@ -50,7 +60,7 @@ def in_order(
 
 
 @jax.custom_jvp
-def differing(times: Any) -> Any:
+def differing(times: Array) -> Array:
     """Sorted times `[time, ...]`. Derivatives with respect to times that coincide are NaN: where
     steps move with the times, they would be derivatives of the numerical steps."""
     return times
@@ -69,7 +79,7 @@ def _differing_jvp(primals: tuple, tangents: tuple) -> tuple:
 NEAR = 1e-8  # relative to the time; shorter steps are mostly rounding
 
 
-def own_times(value: Any, dtype: np.dtype, index: Any) -> Any:
+def own_times(value: PyTree, dtype: np.dtype, index: Any) -> Any:
     """The times of one trajectory as they are given, `[time]`, or None: see `in_order`."""
     times = _as_array(value, dtype)
     if times is not None and times.ndim == 2:
@@ -77,12 +87,12 @@ def own_times(value: Any, dtype: np.dtype, index: Any) -> Any:
     return times
 
 
-def scheduled(callback: Any, t0: Any, t1: Any, dtype: np.dtype) -> list[Any]:
+def scheduled(callback: Any, t0: Any, t1: Any, dtype: np.dtype) -> list:
     """The known times of each callback, `[time]`; None for callbacks without known times.
 
     **Raises:** `TypeError` for a period over a time span that isn't known while tracing.
     """
-    found: list[Any] = []
+    found: list = []
     for x in all_of(callback):
         times = None
         if isinstance(x, PresetTimeCallback):
@@ -95,13 +105,18 @@ def scheduled(callback: Any, t0: Any, t1: Any, dtype: np.dtype) -> list[Any]:
     return found
 
 
-def before_jumps(times: Any, jumps: Any, t0: Any, t1: Any) -> Any:
+def before_jumps(
+    times: Array | np.ndarray | None,
+    jumps: Array | np.ndarray | None,
+    t0: Array | np.ndarray,
+    t1: Array | np.ndarray,
+) -> Array | np.ndarray | None:
     """The known times `[time]` of a callback, moved where they are a unit in the last place behind
     a jump of the field (the next step begins there): to the time of the jump, on which a step
     ends."""
     if times is None or jumps is None or not jumps.size:
         return times
-    xp: Any = jnp if any(map(is_tracer, (times, jumps, t0, t1))) else np
+    xp: ModuleType = jnp if any(map(is_tracer, (times, jumps, t0, t1))) else np
     direction = xp.where(t1 < t0, -1, 1).astype(times.dtype)
     table, found = xp.sort(jumps), xp.asarray(times)
     # (Several jumps may be a unit in the last place apart.)
@@ -117,7 +132,7 @@ def _constant(x: Any) -> Any:
     return jax.lax.stop_gradient(x) if is_tracer(x) else x
 
 
-def _periodic(callback: PeriodicCallback, t0: Any, t1: Any, dtype: np.dtype) -> Any:
+def _periodic(callback: PeriodicCallback, t0: Any, t1: Any, dtype: np.dtype) -> np.ndarray | None:
     if is_tracer(t0) or is_tracer(t1):
         raise TypeError(
             "callback is an eo.PeriodicCallback, and tspan is traced, so how many times there are "
@@ -134,7 +149,7 @@ def _periodic(callback: PeriodicCallback, t0: Any, t1: Any, dtype: np.dtype) -> 
     return np.concatenate([initial, times, final]).astype(dtype)
 
 
-def _as_array(value: Any, dtype: np.dtype) -> Any:
+def _as_array(value: PyTree, dtype: np.dtype) -> Array | np.ndarray | None:
     """An array of at least one axis, from a value that may be a list with traced times."""
     if isinstance(value, list | tuple) and any(map(is_tracer, value)):
         value = jnp.stack([jnp.asarray(x, dtype) for x in value])

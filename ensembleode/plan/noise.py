@@ -9,7 +9,9 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from ..fields.derivatives.sparsity import structure
 from ..ground.state_tree import StateTree
@@ -94,7 +96,7 @@ class NoiseTerms:
         given = dict(zip(self.given, more, strict=False))
         return NoiseNumbers(key, index, repeat, jax.lax.stop_gradient(span), given)
 
-    def rows(self, g: Any) -> Any:
+    def rows(self, g: Any) -> Array:
         """A value of the diffusion for the state as engines see it: `[*state]`, or `[*state, m]`
         for a matrix of `m` noises, with one axis in place of the state's for a pytree."""
         if self.tree is None:
@@ -139,7 +141,7 @@ def numbers_of(prob: SDEProblem | JumpProblem) -> dict[str, Any]:
 
 
 def noise_of(
-    prob: SDEProblem | JumpProblem, u0: Any, tree: StateTree | None, diffusion: Program
+    prob: SDEProblem | JumpProblem, u0: PyTree, tree: StateTree | None, diffusion: Program
 ) -> tuple[str, tuple[int, ...]]:
     """The kind and the shape of the noise.
 

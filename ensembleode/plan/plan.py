@@ -8,9 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PyTree
 
 from ..ground.devices.placement import copied_to_jax
+from ..ground.retcode import ReturnCodes
 from ..ground.state_tree import StateTree
 from ..solution.dense import Dense, DensePlan, KeptNodes, RemadeSteps, StraightSteps
 from ..solution.stats import COUNTS
@@ -161,7 +164,7 @@ class Plan:
         """The shape of a saved state in the rows of the engine."""
         return self.state.shape if self.chosen is None else (len(self.chosen),)
 
-    def row_of(self, u: Any) -> Any:
+    def row_of(self, u: Array) -> Array:
         """States `[..., *state]` as the rows of the engine have them."""
         if self.chosen is None:
             return u
@@ -180,23 +183,23 @@ class Plan:
         more = [x for x in parts if x is not None]
         return (*solver, *programs, *more)
 
-    def as_given(self, u: Any) -> Any:
+    def as_given(self, u: Array | None) -> Any:
         """States `[..., component]` in the structure that the user gave them; None stays None."""
         if u is not None and self.extension is not None:
             u = self.extension.user_of(u)
         return u if self.tree is None or u is None else self.tree.unravel(u)
 
-    def integral_of(self, u: Any) -> Any:
+    def integral_of(self, u: Array) -> PyTree:
         """The integrals of states `[..., component]`, in the structure of the integrand; None where
         there is none."""
         return None if self.extension is None else self.extension.integral_of(u)
 
-    def changing_of(self, u: Any) -> Any:
+    def changing_of(self, u: Array) -> PyTree:
         """The parameters that affects change, of states `[..., component]`, in the structure of the
         parameters; None where none change."""
         return None if self.extension is None else self.extension.changing_of(u)
 
-    def noise_of(self, u: Any) -> Any:
+    def noise_of(self, u: Array) -> dict[str, Array] | None:
         """The paths of the noise in states `[..., component]`, by their names; None where none are
         kept."""
         return None if self.extension is None else self.extension.noise_of(u)
@@ -205,7 +208,7 @@ class Plan:
 NO_CALLBACK = -1  # stands for the number of the callback, where there was no event
 
 
-def fill_of(path: tuple, dtype: DTypeLike) -> Any:
+def fill_of(path: tuple, dtype: DTypeLike) -> ArrayLike:
     """The value of the leaf at this path of an outcome where nothing was computed."""
     if jax.dtypes.issubdtype(dtype, np.inexact):
         return np.nan
@@ -249,7 +252,7 @@ class Result(NamedTuple):
     t: Any
     inner: Any
     length: Any
-    retcode: Any
+    retcode: ReturnCodes
     naccept: Any
     nreject: Any
     nf: Any
@@ -311,7 +314,7 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
     return RemadeSteps(consts, p, known)
 
 
-def shared_times(plan: Plan, lanes: TrajectoryNumbers) -> Any:
+def shared_times(plan: Plan, lanes: TrajectoryNumbers) -> Array:
     """The saved times of `lanes`, if all trajectories share them: `[time]`."""
     if plan.saving.mode == "times":
         return jnp.asarray(lanes.saveat)

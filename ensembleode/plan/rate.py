@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ..fields import staged
 from ..fields.derivatives.elimination import factors_of
@@ -36,8 +38,8 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
         pattern = tuple(map(tuple, np.argwhere(structure(field)).tolist()))
         sums = factors_of(rows_for_pivots(mass, pattern), mass.size)
 
-    def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
-        def f(u: Any, t: Any) -> Any:
+    def rate(consts: Any, u: PyTree, p: tuple, t: Any) -> PyTree:
+        def f(u: PyTree, t: Any) -> PyTree:
             return field(consts, u, p, t).reshape(-1)
 
         du = f(u, t)
@@ -56,7 +58,7 @@ def _with_mass(field: Program, mass: MassMatrix) -> Program:
     return program_of(staged(field, rate), field.out_tree, rules=True)
 
 
-def solved(both: Any) -> Any:
+def solved(both: Array) -> Array:
     """The solution of the equations `[n, n + 1]`, whose last column is the right-hand side, by
     Gauss-Jordan elimination without row exchanges, in operations that every engine has."""
     for k in range(len(both)):

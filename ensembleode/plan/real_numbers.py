@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
 from ..fields import parameters_of
 from ..fields.complex_numbers import ComplexParts, is_complex
@@ -79,11 +80,11 @@ def _of_real_numbers(program: Program) -> Program:
     """The program `(consts, u, p, t)` with two real numbers in the place of each complex one in
     `consts` and `p`."""
     constants, (u, *inputs) = program.jaxpr.constvars, program.jaxpr.invars
-    avals: list[Any] = [v.aval for v in (*constants, *inputs)]
+    avals: list = [v.aval for v in (*constants, *inputs)]
     if not any(map(is_complex, avals)):
         return program
 
-    def joined(u: Any, *flat: Any) -> Any:
+    def joined(u: Array, *flat: Any) -> list[Array]:
         given = iter(flat)
         values = [
             jax.lax.complex(next(given), next(given)) if is_complex(x) else next(given)

@@ -5,6 +5,8 @@ from typing import Any, NamedTuple
 
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ..ground.state_tree import array_names, component_names, flattened, leaf_names, StateTree
 from ..tracing.program import is_tracer
@@ -25,11 +27,11 @@ class SavedComponents(NamedTuple):
     tree: StateTree | None = None
     names: tuple[str, ...] | None = None
 
-    def shaped(self, x: Any) -> Any:
+    def shaped(self, x: Array) -> PyTree:
         """The numbers `[..., number]` that an engine saves in the structure of what is saved."""
         return x.reshape(*x.shape[:-1], *self.shape) if self.tree is None else self.tree.unravel(x)
 
-    def chosen_of(self, u: Any, lead: int) -> Any:
+    def chosen_of(self, u: PyTree, lead: int) -> Array | None:
         """Those of states in the user's structure, with `lead` axes of several states before those
         of one; None stays None."""
         if u is None:
@@ -39,7 +41,7 @@ class SavedComponents(NamedTuple):
         return self.shaped(x) if self.tree is None else self.tree.leaves_of(x)
 
 
-def saved_components(idxs: Any, state: Any, tree: StateTree | None) -> SavedComponents | None:
+def saved_components(idxs: Any, state: Array, tree: StateTree | None) -> SavedComponents | None:
     """What a `save_idxs` chooses of a `state`, an array (the vector of a state with this `tree`).
     None if it saves all as they are.
 

@@ -2,11 +2,14 @@
 grid."""
 
 import math
+from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
 from ..problem.number_table import check_real
 from ..solvers.time import rounding
@@ -40,7 +43,13 @@ class Spacing(NamedTuple):
 
 
 def resolve_saving(
-    options: dict, t0: Any, t1: Any, dtype: np.dtype, index: Any, *, defer: bool = False
+    options: dict,
+    t0: ArrayLike,
+    t1: ArrayLike,
+    dtype: np.dtype,
+    index: Any,
+    *,
+    defer: bool = False,
 ) -> tuple[Saving | Spacing, Any]:
     """The saving of one trajectory, and its times (an array, or None), from the resolved options.
     The `index` of the trajectory picks a row of a two-dimensional `saveat`. With `defer`, the grid
@@ -62,7 +71,7 @@ def resolve_saving(
                 "save_start=False and save_end=False leave nothing to save; drop one of the two, "
                 "or give saveat."
             )
-        xp: Any = jnp if is_tracer(t0) else np
+        xp: ModuleType = jnp if is_tracer(t0) else np
         return Saving("times", False, 1), xp.asarray(t0, dtype)[None]
     if np.ndim(saveat) == 0:
         return _spaced(saveat, start, end, t0, t1, dtype, defer)
@@ -85,7 +94,7 @@ def resolve_saving(
 
 
 def grid(
-    spacing: Spacing, t0: Any, t1: Any, dtype: np.dtype, rows: int | None = None
+    spacing: Spacing, t0: ArrayLike, t1: ArrayLike, dtype: np.dtype, rows: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Evenly spaced times, laid out on the host: `[trajectory, rows]`, and `counts [trajectory]`.
     The first `counts` of the times are to be saved; the others repeat `t1`. If `t0` and `t1` are
@@ -125,7 +134,7 @@ def grid(
     return times.astype(dtype), counts
 
 
-def meant(times: Any, count: Any, t0: Any, t1: Any) -> Any:
+def meant(times: Array | None, count: Array | None, t0: Array, t1: Array) -> Any:
     """The times, of which those after the first `count` become infinite, in the direction from `t0`
     to `t1`. If `count` is None, all times stay as they are."""
     if times is None or count is None:
@@ -175,7 +184,7 @@ def _as_times(saveat, t0, t1, dtype, *, may_end):
     times = saveat.astype(dtype)
     if times.shape[-1] == 0:
         raise ValueError("saveat is empty; leave it out to save the start and the end.")
-    xp: Any = jnp if any(map(is_tracer, (saveat, t0, t1))) else np
+    xp: ModuleType = jnp if any(map(is_tracer, (saveat, t0, t1))) else np
     t0, t1 = (xp.asarray(t, dtype) for t in (t0, t1))
     meant, never = xp.isfinite(times), xp.where(t1 < t0, -np.inf, np.inf).astype(dtype)
     times = xp.where(meant, _within_span(xp, xp.where(meant, times, t1), t0, t1), never)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ..fields import staged
 from ..solvers.arithmetic import JaxArithmetic
@@ -66,15 +67,15 @@ def stochastic_field(
     extension = Extension(user, integral, has_clock=True, noise=kept, has_errors=adaptive)
     units = units_of(user.dtype)
 
-    def integrand(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def integrand(consts: list[Array], u: Array, p: tuple, t: Array) -> Any:
         return (
             None if noise.integrand is None else rates(noise.integrand, extension, consts, u, p, t)
         )
 
-    def step(consts: Any, u: Any, p: tuple, h: Any) -> Any:
+    def step(consts: list[Array], u: Array, p: tuple, h: Array) -> Array:
         y, (t, count) = extension.user_of(u), extension.clock_of(u)
 
-        def diffusion(u: Any, t: Any) -> Any:
+        def diffusion(u: Array, t: Array) -> Array:
             return noise.rows(noise.diffusion(consts, u, p, t))
 
         terms = StochasticTerms(
@@ -98,7 +99,7 @@ def stochastic_field(
         errors = (error,) if adaptive else ()
         return extension.state(change, integrals, beside=(*kept, h, passed, *errors))
 
-    def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def rate(consts: list[Array], u: Array, p: tuple, t: Array) -> Array:
         y = extension.user_of(u)
         errors = np.zeros(extension.controlled if adaptive else 0)
         beside = np.zeros(len(paths) * noise.size), np.array([1.0, 0.0]), errors
@@ -125,16 +126,16 @@ def _jumping_field(drift: Program, noise: NoiseTerms) -> StochasticField:
     extension = Extension(user, has_clock=True)
     most = 2 ** min(31, jnp.finfo(user.dtype).nmant)
 
-    def step(consts: Any, u: Any, p: tuple, h: Any) -> Any:
+    def step(consts: list[Array], u: Array, p: tuple, h: Array) -> Array:
         y, (t, count) = extension.user_of(u), extension.clock_of(u)
         numbers = noise.numbers(consts)
         first = _whole(count)
         stream = _stream(numbers.repeat, _REACTIONS)
 
-        def rates(u: Any) -> Any:
+        def rates(u: Array) -> Array:
             return noise.diffusion(consts, u.reshape(user.shape), p, t)
 
-        def draw(i: Any) -> Any:
+        def draw(i: Array) -> Array:
             place = first + i.astype(jnp.uint32), numbers.index, stream
             return uniforms(numbers.key, place, 2, user.dtype)
 
@@ -144,7 +145,7 @@ def _jumping_field(drift: Program, noise: NoiseTerms) -> StochasticField:
         beside = h, drawn.astype(user.dtype)
         return extension.state(after - y.reshape(-1), beside=beside)
 
-    def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+    def rate(consts: list[Array], u: Array, p: tuple, t: Array) -> Array:
         y = extension.user_of(u)
         return extension.state(drift(consts, y, p, t), beside=(np.array([1.0, 0.0]),))
 
@@ -162,8 +163,14 @@ def _times(kind: str, g: Any, w: Any) -> Any:
 
 
 def _increments(
-    noise: NoiseTerms, draws: int, numbers: NoiseNumbers, t: Any, count: Any, h: Any, rest: Any
-) -> tuple[Any, ...]:
+    noise: NoiseTerms,
+    draws: int,
+    numbers: NoiseNumbers,
+    t: Any,
+    count: Any,
+    h: Any,
+    rest: Any,
+) -> tuple:
     """The increments of the processes in the step of the number `count`, from `t`. It is the `rest`
     of a step that an event has cut, along the line that the path is within a step; 1.0 for a whole
     step."""
@@ -178,7 +185,7 @@ def _increments(
     return _shaped(noise, given, jnp.sqrt(h * rest) * found.reshape(draws, noise.size))
 
 
-def _shaped(noise: NoiseTerms, given: dict, numbers: Any) -> tuple[Any, ...]:
+def _shaped(noise: NoiseTerms, given: dict, numbers: Array) -> tuple:
     """Independent increments `[process, noise]` in the shape of the noise, multiplied by its
     factor."""
     if "factor" in given:
@@ -187,22 +194,24 @@ def _shaped(noise: NoiseTerms, given: dict, numbers: Any) -> tuple[Any, ...]:
     return tuple(x.reshape(noise.shape) for x in numbers)
 
 
-def _stream(repeat: Any, which: int) -> Any:
+def _stream(repeat: Array, which: int) -> Array:
     return repeat * np.uint32(_STREAMS) + np.uint32(which)
 
 
-def _whole(x: Any) -> Any:
+def _whole(x: Array) -> Array:
     """A whole number as an integer of 32 bits without sign."""
     return whole_number(JaxArithmetic(), x).astype(jnp.uint32)
 
 
-def _part(span: Any, h: Any) -> Any:
+def _part(span: Array, h: Array) -> Array:
     """The part of the time span, a power of two, that a step of the size `h` is."""
     # (Times are rounded, and parts are far from each other.)
     return power_below(JaxArithmetic(), h / span * 1.25)
 
 
-def _piece(noise: NoiseTerms, numbers: NoiseNumbers, at: Any, size: Any, h: Any) -> tuple[Any, Any]:
+def _piece(
+    noise: NoiseTerms, numbers: NoiseNumbers, at: Array, size: Array, h: Array
+) -> tuple[Array, Array]:
     """The increments of both processes in an adaptive step, which begins after `at` units of the
     time span and lasts `size` of them: a piece of the trajectory's tree."""
     place = numbers.key, numbers.index, _stream(numbers.repeat, _PIECES)
@@ -212,7 +221,7 @@ def _piece(noise: NoiseTerms, numbers: NoiseNumbers, at: Any, size: Any, h: Any)
     return _shaped(noise, numbers.given, found)
 
 
-def _interpolated(times: Any, path: Any, t: Any) -> Any:
+def _interpolated(times: Array, path: Array, t: Array) -> Array:
     """A path at the time `t`, linear between the given times, and constant outside of them."""
     i = jnp.clip(jnp.searchsorted(times, t, side="right") - 1, 0, len(times) - 2)
     start, end = times[i], times[i + 1]

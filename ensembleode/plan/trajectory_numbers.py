@@ -9,7 +9,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from ..fields import parameters_of
 from ..ground.devices.alone import alone
@@ -108,7 +110,7 @@ class Trajectories:
     noise: NoiseTerms | None = None
     given: GivenInputs | None = None
     saving_callback: SavingCallback | None = None
-    times_of_values: Any = None
+    times_of_values: PyTree = None
     before_parameters: int = 0
 
     def __post_init__(self):
@@ -322,7 +324,7 @@ def _with_constants_behind(program: Program, numbers: Sequence) -> Program:
     return with_constants_around(program, (), avals)
 
 
-def _joined(parts: Sequence[tuple[Any, int]], dtype: DTypeLike) -> Any:
+def _joined(parts: Sequence[tuple[Any, int]], dtype: DTypeLike) -> Array:
     """One vector for each trajectory, from arrays that are each paired with their number of axes
     for one trajectory."""
     flat, lead = [], ()

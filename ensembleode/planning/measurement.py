@@ -245,7 +245,7 @@ def measure(
     return Measurement(make_loss, tuple(rows), tuple(_fits(rows)))
 
 
-def _distinct(values: Sequence[Any], what: str) -> list[int]:
+def _distinct(values: Sequence, what: str) -> list[int]:
     found = [whole_number(value, what) for value in values]
     if not found or len(set(found)) < len(found):
         raise PlanError(f"{what} must be one number or more, each once, got {list(values)}.")

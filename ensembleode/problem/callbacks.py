@@ -15,6 +15,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..ground.state_tree import as_parameters
 from ..tracing.program import is_tracer
@@ -53,18 +56,18 @@ class Integrator(eqx.Module):
     Two integrators can be combined: `jax.tree.map(functools.partial(jnp.where, mask), a, b)`.
     """
 
-    u: Any
-    p: Any
-    t: Any
-    uprev: Any = None
-    tprev: Any = None
-    sign: Any = None
+    u: PyTree
+    p: PyTree
+    t: Array
+    uprev: PyTree = None
+    tprev: Array | None = None
+    sign: ArrayLike | None = None
     # Whether the trajectory ends here; 2 if it ends because the affect could not be done.
     _ends: Any = eqx.field(default_factory=lambda: np.bool_(False))
     _f: Callable | None = eqx.field(static=True, default=None)
 
     @property
-    def du(self) -> Any:
+    def du(self) -> Array:
         """The derivative of the state, `f(u, p, t)`, like `u`."""
         assert self._f is not None
         return self._f(self.u, self.p, self.t)
@@ -419,13 +422,13 @@ def TerminateSteadyState(
     ('Terminated', '2.0000', True)
     """
 
-    def at_rest(x: Any) -> Any:
+    def at_rest(x: Array) -> Array:
         noise = 100 * float(jnp.finfo(x.dtype).eps)
         absolute = max(1e-8, noise) if abstol is None else abstol
         relative = max(1e-6, noise) if reltol is None else reltol
         return jnp.maximum(absolute, relative * abs(x))
 
-    def is_at_rest(u: Any, t: Any, integrator: Integrator) -> Any:
+    def is_at_rest(u: PyTree, t: Array, integrator: Integrator) -> Array:
         rates = zip(jax.tree.leaves(integrator.du), jax.tree.leaves(u), strict=True)
         calm = [jnp.all(abs(du) <= at_rest(x)) for du, x in rates]
         if min_t is not None:

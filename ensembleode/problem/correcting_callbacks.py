@@ -11,6 +11,9 @@ import jax
 import jax.flatten_util
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..ground.state_tree import real_vector
 from ..tracing.field_errors import check_signature
@@ -124,11 +127,11 @@ def _check_abstol(name: str, abstol: Any, *, several: bool) -> None:
         raise ValueError(f"abstol of {name} must be a number, got the shape {np.shape(abstol)}.")
 
 
-def _always(u: Any, t: Any, integrator: Integrator) -> Any:
+def _always(u: PyTree, t: Array, integrator: Integrator) -> ArrayLike:
     return np.bool_(True)
 
 
-def _is_negative(u: Any, t: Any, integrator: Integrator) -> Any:
+def _is_negative(u: PyTree, t: Array, integrator: Integrator) -> Array:
     return functools.reduce(jnp.logical_or, [jnp.any(x < 0) for x in jax.tree.leaves(u)])
 
 
@@ -149,7 +152,7 @@ def _projected(residual: Callable, abstol: Any, integrator: Integrator) -> Integ
     flat, unravel = jax.flatten_util.ravel_pytree(integrator.u)
     start = real_vector(flat)
 
-    def state_of(x: Any) -> Any:
+    def state_of(x: Array) -> Array:
         is_complex = jnp.iscomplexobj(flat)
         return unravel(jax.lax.complex(*jnp.split(x, 2)) if is_complex else x)
 
@@ -204,23 +207,23 @@ def _numbers_of(residual: Any, like: Any) -> Any:
     return jnp.concatenate([jnp.asarray(x, like.dtype).reshape(-1) for x in leaves])
 
 
-def _jacobian(g: Callable, x: Any, n: int) -> Any:
+def _jacobian(g: Callable, x: Array, n: int) -> Array:
     """The Jacobian of the residual, `[residual, component]`."""
     _, pull = jax.vjp(g, x)
     unit = np.eye(n, dtype=x.dtype)
     return jnp.stack([pull(jnp.asarray(unit[i]))[0] for i in range(n)])
 
 
-def _solution(matrix: Any, vector: Any) -> Any:
+def _solution(matrix: Array, vector: Any) -> Array:
     """The solution of a few linear equations `matrix @ x = vector`, by elimination without row
     exchanges, since the matrix is almost a Gram matrix."""
     n = vector.size
-    rows: list[list[Any]] = [[matrix[i, j] for j in range(n)] + [vector[i]] for i in range(n)]
+    rows: list[list] = [[matrix[i, j] for j in range(n)] + [vector[i]] for i in range(n)]
     for i in range(n):
         for k in range(i + 1, n):
             factor = rows[k][i] / rows[i][i]
             rows[k] = [b - factor * a for a, b in zip(rows[i], rows[k], strict=True)]
-    found: list[Any] = []
+    found: list = []
     for i in reversed(range(n)):
         known: Sequence = [a * x for a, x in zip(rows[i][i + 1 : n], reversed(found), strict=True)]
         found.append((rows[i][n] - sum(known)) / rows[i][i])

@@ -5,6 +5,7 @@ import dataclasses
 from typing import Any
 
 import equinox as eqx
+from jax.typing import ArrayLike
 
 from ..ground.devices import cpu_devices
 from .options import check_count
@@ -236,7 +237,7 @@ class EnsembleDistributed(ClusterAlgorithm):
     have the return code `Failure`; all others are solved.
     """
 
-    costs: Any = None
+    costs: ArrayLike | None = None
 
     def __check_init__(self):
         _check_costs(self.costs)

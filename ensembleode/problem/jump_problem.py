@@ -56,8 +56,8 @@ class JumpProblem(ODEProblem):
     def __init__(
         self,
         rates: Callable,
-        changes: Any,
-        u0: Any,
+        changes: PyTree,
+        u0: PyTree,
         tspan: tuple[Any, Any],
         p: PyTree = None,
         *,
@@ -83,7 +83,13 @@ class JumpProblem(ODEProblem):
 
     @classmethod
     def of_reactions(
-        cls, reactants: Any, products: Any, u0: Any, tspan: tuple[Any, Any], k: Any, **options: Any
+        cls,
+        reactants: Any,
+        products: Any,
+        u0: PyTree,
+        tspan: tuple[Any, Any],
+        k: Any,
+        **options: Any,
     ) -> "JumpProblem":
         """The problem of elementary reactions, by the law of mass action.
 
@@ -181,7 +187,7 @@ class MassAction(eqx.Module):
 
     reactants: tuple[tuple[int, ...], ...] = eqx.field(static=True)
 
-    def __call__(self, u: Any, k: Any, t: Any) -> Any:
+    def __call__(self, u: PyTree, k: Any, t: Array) -> Array:
         ways = []
         for i, row in enumerate(self.reactants):
             way = k[i]
@@ -198,7 +204,7 @@ class MeanRate(eqx.Module):
     rates: Callable
     changes: PyTree
 
-    def __call__(self, u: Any, p: Any, t: Any) -> Any:
+    def __call__(self, u: PyTree, p: PyTree, t: Any) -> PyTree:
         rates = self.rates(u, p, t)
         return jax.tree.map(lambda x, y: _summed(rates, x).astype(y.dtype), self.changes, u)
 
@@ -209,10 +215,10 @@ class ReactionNoise(eqx.Module):
     rates: Callable
     changes: PyTree
 
-    def __call__(self, u: Any, p: Any, t: Any) -> Any:
+    def __call__(self, u: PyTree, p: PyTree, t: Array) -> Array:
         roots = jnp.sqrt(jnp.maximum(self.rates(u, p, t), 0.0))
 
-        def of_leaf(x: Any) -> Any:
+        def of_leaf(x: Array) -> Array:
             x = jnp.moveaxis(x.astype(roots.dtype), 0, -1)
             return x * roots.reshape(*[1] * (x.ndim - 1), -1)
 

@@ -7,6 +7,8 @@ from typing import Any
 import equinox as eqx
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ..ground.state_tree import matrix_of_parts, StateTree
 from ..solvers.mass_matrix import mass_matrix_of, MassMatrix
@@ -70,7 +72,7 @@ class ODEFunction(eqx.Module):
         *,
         mass_matrix: Any = None,
         jac: Callable | None = None,
-        jac_prototype: Any = None,
+        jac_prototype: PyTree = None,
         **_unknown: Any,
     ):
         refuse_unknown("ODEFunction", _unknown, ("f", "mass_matrix", "jac", "jac_prototype"))
@@ -84,7 +86,7 @@ class ODEFunction(eqx.Module):
         known = None if jac_prototype is None else _known_numbers("jac_prototype", jac_prototype)
         self.jac_prototype = known
 
-    def __call__(self, u: Any, p: Any, t: Any) -> Any:
+    def __call__(self, u: PyTree, p: PyTree, t: Any) -> PyTree:
         """The vector field."""
         return self.f(u, p, t)
 
@@ -168,11 +170,11 @@ def singular_mass_of(
     return mass if mass is not None and mass.is_singular else None
 
 
-def _is_like(value: Any, tree: StateTree | None) -> bool:
+def _is_like(value: PyTree, tree: StateTree | None) -> bool:
     return tree is not None and jtu.tree_structure(value) == tree.structure
 
 
-def in_order_of(matrix: Any, order: np.ndarray) -> Any:
+def in_order_of(matrix: Array | np.ndarray, order: np.ndarray) -> Any:
     """The matrix, whose rows and columns belong to the components `order`, with both sorted by
     component."""
     place = np.argsort(order)

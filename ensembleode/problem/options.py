@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from ..solvers.controllers import AbstractController
 from ..solvers.norms import AbstractNorm
@@ -162,7 +163,7 @@ def as_count(name: str, value: Any) -> int:
     return check_count(name, int(value) if is_whole else value)
 
 
-def time_dtype_of(u0: Any) -> np.dtype:
+def time_dtype_of(u0: PyTree) -> np.dtype:
     """The dtype of time, which has the precision of the state."""
     return np.dtype(jnp.finfo(u0.dtype).dtype)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.typing import ArrayLike
 from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
 from ..ground.logs import log_once
@@ -66,7 +67,7 @@ class ODEProblem(eqx.Module):
     def __init__(
         self,
         f: Callable,
-        u0: Any,
+        u0: PyTree,
         tspan: tuple[Any, Any],
         p: PyTree = None,
         *,
@@ -163,12 +164,12 @@ class EnsembleContext(eqx.Module):
     [1.0, 2.0, 3.0]
     """
 
-    index: Any
-    repeat: Any
+    index: ArrayLike
+    repeat: ArrayLike
     _base_key: PRNGKeyArray
 
     @property
-    def sim_id(self) -> Any:
+    def sim_id(self) -> ArrayLike:
         return self.index + 1
 
     @property
@@ -288,14 +289,14 @@ class _Rows(eqx.Module):
     then: Callable | None
 
     @classmethod
-    def of_problem(cls, prob: ODEProblem, u0: Any, p: Any, then: Callable | None) -> "_Rows":
+    def of_problem(cls, prob: ODEProblem, u0: PyTree, p: PyTree, then: Callable | None) -> "_Rows":
         """The arguments are those of `EnsembleProblem`; where `then` has rows itself, those that
         are given replace them."""
         if isinstance(then, cls):
             u0, p, then = then.u0 if u0 is None else u0, then.p if p is None else p, then.then
         counts: dict[str, int] = {}
 
-        def is_own(name: str, x: Any, shape: tuple | None) -> bool:
+        def is_own(name: str, x: ArrayLike, shape: tuple | None) -> bool:
             if not eqx.is_array_like(x) or np.shape(x) == shape:
                 return False
             if not np.ndim(x) or shape not in (None, np.shape(x)[1:]):
@@ -307,7 +308,7 @@ class _Rows(eqx.Module):
             counts[name] = np.shape(x)[0]
             return True
 
-        def own_leaves(name: str, rows: Any, like: Any) -> list[bool]:
+        def own_leaves(name: str, rows: PyTree, like: PyTree) -> list[bool]:
             if like is not None and jax.tree.structure(rows) != jax.tree.structure(like):
                 raise ValueError(
                     f"{name} of EnsembleProblem must have the structure of the problem's {name}, "

@@ -6,6 +6,8 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ..tracing.field_errors import check_signature
@@ -41,7 +43,7 @@ class SavingCallback(eqx.Module):
     fn: Callable
     saveat: Any = None
 
-    def __init__(self, fn: Callable, saveat: Any = None):
+    def __init__(self, fn: Callable, saveat: PyTree = None):
         if not callable(fn):
             raise TypeError(f"fn of SavingCallback must be a function (u, p, t), got {fn!r}.")
         check_signature(fn, "fn")
@@ -63,7 +65,7 @@ class Saved(eqx.Module):
     has_own_times: bool = eqx.field(static=True, default=False)
 
 
-def saving_among(callbacks: Sequence[Any]) -> SavingCallback | None:
+def saving_among(callbacks: Sequence) -> SavingCallback | None:
     """The `SavingCallback` among these callbacks; None where there is none.
 
     **Raises:** `ValueError` if there are several.
@@ -78,7 +80,7 @@ def saving_among(callbacks: Sequence[Any]) -> SavingCallback | None:
 
 
 def check_saving_function(
-    fn: Callable, values: Sequence[Any], *, of_prob_func: bool, changes: tuple[int, ...]
+    fn: Callable, values: Sequence, *, of_prob_func: bool, changes: tuple[int, ...]
 ) -> None:
     """**Raises:** `TypeError` and `ValueError` where the abstract values that `fn` returns can't be
     saved, where `prob_func` made the callback, and where other callbacks change numbers of `p`."""
@@ -100,7 +102,14 @@ def check_saving_function(
         )
 
 
-def values_at(fn: Callable, u: Any, t: Any, is_reached: Any, start: Any, p: Any) -> PyTree:
+def values_at(
+    fn: Callable,
+    u: PyTree,
+    t: Array,
+    is_reached: Array,
+    start: PyTree,
+    p: PyTree,
+) -> PyTree:
     """The values of `fn` in some rows of one trajectory, with leaves `[row, ...]`; NaN (integers:
     zero) in rows that were not reached. `start` is the initial state."""
     # In other rows, `fn` is evaluated at the last row that was reached. That value isn't used, but
@@ -115,7 +124,7 @@ def values_at(fn: Callable, u: Any, t: Any, is_reached: Any, start: Any, p: Any)
     return jax.tree.map(lambda x: _where(is_reached, x, jnp.nan if is_inexact(x) else 0), values)
 
 
-def _where(is_reached: Any, x: Any, other: Any) -> Any:
+def _where(is_reached: Array, x: Array, other: ArrayLike) -> Array:
     """`x [row, ...]` where the row was reached, else `other [...]`."""
     mask = is_reached.reshape(-1, *[1] * (x.ndim - 1))
     return jnp.where(mask, x, jnp.broadcast_to(other, x.shape).astype(x.dtype))

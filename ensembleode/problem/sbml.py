@@ -16,6 +16,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 
 from ..ground.extras import installing
 from .sbml_formulas import Formula, formula_of, has_factor, names_in, Quantities, signed_terms
@@ -48,7 +50,7 @@ class SbmlRates(eqx.Module):
     rules: tuple[tuple[str, Formula], ...] = eqx.field(static=True)
     concentrations: tuple[tuple[str, str], ...] = eqx.field(static=True)
 
-    def __call__(self, u: Any, p: Any, t: Any) -> Any:
+    def __call__(self, u: dict[str, Array], p: dict[str, Array], t: ArrayLike) -> Array:
         values = Quantities({**p, **u}, dict(self.rules), dict(self.concentrations), t)
         dtype = jnp.result_type(*u.values(), *p.values())
         return jnp.stack([jnp.asarray(values.of_formula(x), dtype) for x in self.formulas])

@@ -14,7 +14,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.scipy.special import gammaln
+from jax.typing import ArrayLike
 
 
 # A number; or a name (of an operation, or "name" and that of a quantity) and operands.
@@ -35,7 +37,7 @@ class Quantities:
         numbers: Mapping,
         rules: Mapping,
         concentrations: Mapping,
-        t: Any,
+        t: ArrayLike,
         constant: Callable[[float], Any] = float,
     ):
         self._numbers, self._rules, self._concentrations = numbers, rules, concentrations
@@ -51,7 +53,7 @@ class Quantities:
         compartment = self._concentrations.get(name)
         return value if compartment is None else value * self.value(compartment)
 
-    def value(self, name: str) -> Any:
+    def value(self, name: str) -> ArrayLike:
         """What a name is in a formula."""
         if name not in self._found:
             if name in self._begun:
@@ -61,7 +63,7 @@ class Quantities:
             self._begun.pop()
         return self._found[name]
 
-    def _computed(self, name: str) -> Any:
+    def _computed(self, name: str) -> ArrayLike:
         if name in self._rules:
             return self.of_formula(self._rules[name])
         if name not in self._numbers:
@@ -70,7 +72,7 @@ class Quantities:
         amount = self._numbers[name]
         return amount if compartment is None else amount / self.value(compartment)
 
-    def of_formula(self, formula: Formula) -> Any:
+    def of_formula(self, formula: Formula) -> ArrayLike:
         if not isinstance(formula, tuple):
             return self._constant(formula)
         name, *operands = formula
@@ -82,17 +84,17 @@ class Quantities:
             return self._piecewise(operands)
         return OPERATIONS[name](*(self.of_formula(x) for x in operands))
 
-    def _piecewise(self, operands: Sequence[Formula]) -> Any:
+    def _piecewise(self, operands: Sequence[Formula]) -> ArrayLike:
         """The first value whose condition holds. (As a branch, since the derivative of another
         value may be infinite.)"""
         if len(operands) < 2:
             return self.of_formula(operands[0]) if operands else self._constant(math.nan)
         condition = _truth(self.of_formula(operands[1]))
 
-        def value() -> Any:
+        def value() -> ArrayLike:
             return self._for_branch().of_formula(operands[0])
 
-        def otherwise() -> Any:
+        def otherwise() -> ArrayLike:
             return self._for_branch()._piecewise(operands[2:])
 
         if isinstance(condition, bool | np.bool_):
@@ -192,34 +194,34 @@ def _names() -> dict[int, str]:
 #
 
 
-def _divided(x: Any, y: Any) -> Any:
+def _divided(x: ArrayLike, y: ArrayLike) -> ArrayLike:
     return float(np.divide(x, y)) if isinstance(x, float) and isinstance(y, float) else x / y
 
 
-def _power(x: Any, y: Any) -> Any:
+def _power(x: ArrayLike, y: ArrayLike) -> ArrayLike:
     """(With a whole number as a product, so that it has a derivative at zero.)"""
     if isinstance(y, float) and y.is_integer() and abs(y) < 64:
         return x ** int(y)
     return jnp.power(x, y)
 
 
-def _quotient(x: Any, y: Any) -> Any:
+def _quotient(x: ArrayLike, y: ArrayLike) -> Array:
     return jnp.trunc(x / y)
 
 
-def _factorial(x: Any) -> Any:
+def _factorial(x: ArrayLike) -> ArrayLike:
     if isinstance(x, float):
         return float(math.factorial(int(x))) if x.is_integer() else math.gamma(x + 1)
     return jnp.exp(gammaln(x + 1))
 
 
-def _log(*operands: Any) -> Any:
+def _log(*operands: Any) -> Array:
     """Of a base, ten by default."""
     *base, x = operands
     return jnp.log(x) / jnp.log(base[0] if base else 10.0)
 
 
-def _root(*operands: Any) -> Any:
+def _root(*operands: Any) -> Array:
     *degree, x = operands
     return jnp.sqrt(x) if not degree or degree[0] == 2.0 else jnp.power(x, 1 / degree[0])
 
@@ -229,15 +231,15 @@ def _in_pairs(relation: Callable) -> Callable:
     return lambda *xs: _all(relation(x, y) for x, y in itertools.pairwise(xs))
 
 
-def _all(conditions: Iterable) -> Any:
+def _all(conditions: Iterable) -> ArrayLike:
     return functools.reduce(operator.and_, (_truth(x) for x in conditions), np.bool_(True))
 
 
-def _any(conditions: Iterable) -> Any:
+def _any(conditions: Iterable) -> ArrayLike:
     return functools.reduce(operator.or_, (_truth(x) for x in conditions), np.bool_(False))
 
 
-def _odd(conditions: Iterable) -> Any:
+def _odd(conditions: Iterable) -> ArrayLike:
     return functools.reduce(operator.xor, (_truth(x) for x in conditions), np.bool_(False))
 
 

@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax import Array
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import PyTree
 
@@ -144,7 +145,9 @@ def reverse_only(tree: PyTree, name: str) -> PyTree:
 
 
 @contextlib.contextmanager
-def explained(sensealg: Any, adjoint: str, *, closes: bool = False) -> Iterator[None]:
+def explained(
+    sensealg: SensitivityAlgorithm | None, adjoint: str, *, closes: bool = False
+) -> Iterator[None]:
     """Within this block, JAX's error of forward mode through a `jax.custom_vjp` gets a remedy: that
     is a reverse-only adjoint where JAX notices it before `reverse_only` does, or a function of the
     user's. `adjoint` is the name of the adjoint that is used, also if `sensealg` is None; `closes`
@@ -159,7 +162,7 @@ def explained(sensealg: Any, adjoint: str, *, closes: bool = False) -> Iterator[
         raise TypeError(_REVERSE_ONLY.format(label(sensealg))) from e
 
 
-def label(sensealg: Any) -> str:
+def label(sensealg: SensitivityAlgorithm | None) -> str:
     """The name of the sensealg in error messages."""
     return "None, the default," if sensealg is None else type(sensealg).__name__ + "()"
 
@@ -169,7 +172,7 @@ def forward_only(tree: PyTree) -> PyTree:
     return _mark(tree, forward_error=None, second_error=None, reverse_error=_FORWARD_ONLY)
 
 
-def with_zeros(like: Any, cotangents: PyTree) -> Any:
+def with_zeros(like: Any, cotangents: PyTree) -> PyTree:
     """The cotangents of a named tuple of arrays, with zeros where Equinox has None."""
     cotangents = type(like)(*cotangents)
     return jax.tree.map(lambda x, ct: jnp.zeros_like(x) if ct is None else ct, like, cotangents)
@@ -194,7 +197,7 @@ def _mark(tree: PyTree, **errors: str | None) -> PyTree:
     return jax.tree.map(mark, tree)
 
 
-def constant(x: Any, error: str) -> Any:
+def constant(x: Array, error: str) -> Array | None:
     """The identity; raises `TypeError` when it is differentiated."""
 
     @jax.custom_jvp

@@ -32,7 +32,7 @@ class WienerProcess(eqx.Module):
     scalar: bool = eqx.field(static=True)
     factor: Inexact[Array, "m m"] | None
 
-    def __init__(self, *, scalar: bool = False, factor: Any = None, **_unknown: Any):
+    def __init__(self, *, scalar: bool = False, factor: PyTree = None, **_unknown: Any):
         refuse_unknown("WienerProcess", _unknown, ("scalar", "factor"))
         self.scalar = bool(scalar)
         self.factor = None if factor is None else jnp.asarray(with_real_numbers(factor))
@@ -67,7 +67,7 @@ class NoiseGrid(eqx.Module):
     W: Inexact[Array, "grid ..."]
     Z: Inexact[Array, "grid ..."] | None
 
-    def __init__(self, t: Any, W: Any, Z: Any = None):
+    def __init__(self, t: PyTree, W: PyTree, Z: Any = None):
         self.t, self.W = (jnp.asarray(with_real_numbers(x)) for x in (t, W))
         self.Z = None if Z is None else jnp.asarray(with_real_numbers(Z))
         if self.t.ndim != 1 or len(self.t) < 2:
@@ -134,7 +134,7 @@ class SDEProblem(ODEProblem):
         self,
         f: Callable,
         g: Callable,
-        u0: Any,
+        u0: PyTree,
         tspan: tuple[Any, Any],
         p: PyTree = None,
         *,

@@ -11,6 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..ground.devices.placement import as_jax_arrays
 from ..ground.retcode import ReturnCode
@@ -95,7 +98,7 @@ def _reduce_eagerly(run: Run, reduction: Callable) -> Outcome:
     return reduced()
 
 
-def _total(u: Any, retcode: Any, counts: Any, converged: Any) -> Outcome:
+def _total(u: PyTree, retcode: Array | np.ndarray, counts: PyTree, converged: ArrayLike) -> Outcome:
     """The outcome of a reduced ensemble, with all return codes, and total counts."""
     return Outcome(u, None, None, None, retcode, *counts, converged=converged)
 

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import jax
 import numpy as np
+from jax import Array
 
 from ..ground.devices.placement import as_jax_arrays
 from ..ground.hidden_object import HiddenObject
@@ -77,7 +78,7 @@ def step_numbers(job: Job, n: int | None = None) -> TrajectoryNumbers | None:
     return every.lane(0, 1) if n is None else every.lanes(integers(np.arange(n)), 1)
 
 
-def shared_times_of(job: Job) -> Any:
+def shared_times_of(job: Job) -> Array:
     """The saved times, where all trajectories share them: `[time]`."""
     lane, own = job.trajectories.shared, job.trajectories.times_of_values
     wanted = ("saveat",) if job.plan.saving.mode == "times" else ("t0", "t1")

@@ -5,6 +5,7 @@ import math
 from typing import Any
 
 import numpy as np
+from jax import Array
 
 from ..plan.saving import Saving
 from .executor import Executor
@@ -12,7 +13,7 @@ from .interrupts import check
 from .job import Job, UnfinishedBatch, with_output
 
 
-def count_steps(job: Job, executor: Executor, indices: Any, repeat: Any) -> Job:
+def count_steps(job: Job, executor: Executor, indices: Array | np.ndarray, repeat: Any) -> Job:
     """The job with room for as many saved steps as a first solve, which is done here, takes."""
     ends = dataclasses.replace(job, report=None, sink=None)
     try:

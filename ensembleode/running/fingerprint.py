@@ -19,7 +19,7 @@ import equinox as eqx
 import jax
 import jax.tree_util as jtu
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from ..ground.devices.placement import platform
 from ..ground.installed import name_of
@@ -168,7 +168,7 @@ def text_of(value: Any, host: bool = True) -> bytes:
     return b"\n".join(parts)
 
 
-def text_of_jaxpr(closed: Any, numbers: bool = True) -> bytes:
+def text_of_jaxpr(closed: ClosedJaxpr, numbers: bool = True) -> bytes:
     """`text_of` a closed jaxpr and its constants; without `numbers`, their values don't count.
 
     **Raises:** `NotKnownError` as `text_of`.
@@ -197,7 +197,7 @@ def _texts_of_nodes(structure: Any) -> Iterator[bytes]:
         yield from _texts_of_nodes(child)
 
 
-def _texts_with_rules(jaxpr: Any, host: bool) -> Iterator[bytes]:
+def _texts_with_rules(jaxpr: Jaxpr, host: bool) -> Iterator[bytes]:
     """`_texts_of` a jaxpr, and of the derivative rules of functions in it, from which implicit
     methods get their Jacobian."""
     yield from _texts_of(jaxpr, host)
@@ -210,7 +210,7 @@ def _texts_with_rules(jaxpr: Any, host: bool) -> Iterator[bytes]:
             yield from _texts_of(rule.jaxpr, host)
 
 
-def _forward_calls(jaxpr: Any) -> Iterator:
+def _forward_calls(jaxpr: Jaxpr) -> Iterator:
     """The calls of functions with rules of their own for the forward mode, at any depth."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "custom_jvp_call":
@@ -220,7 +220,7 @@ def _forward_calls(jaxpr: Any) -> Iterator:
                 yield from _forward_calls(getattr(x, "jaxpr", x))
 
 
-def _texts_of(jaxpr: Any, host: bool) -> Iterator[bytes]:
+def _texts_of(jaxpr: Jaxpr, host: bool) -> Iterator[bytes]:
     """The texts of a jaxpr, and of the constants and functions in it, at any depth."""
     yield _plain(_without_functions(jaxpr))
     for eqn in jaxpr.eqns:
@@ -257,7 +257,7 @@ def _is_told(eqn: JaxprEqn) -> bool:
     return any(hasattr(x, "stands_for") for x in _functions_of(eqn))
 
 
-def _called_by(eqn: JaxprEqn) -> list[Any]:
+def _called_by(eqn: JaxprEqn) -> list:
     """The Python functions that compute the results of an equation."""
     # (The first two primitives have no results; the rule of the last one computes the same in
     # another way.)
@@ -268,7 +268,7 @@ def _called_by(eqn: JaxprEqn) -> list[Any]:
     return [getattr(x, "callback_func", x) for x in _functions_of(eqn)]
 
 
-def _functions_of(eqn: JaxprEqn) -> list[Any]:
+def _functions_of(eqn: JaxprEqn) -> list:
     """The functions among an equation's parameters, and objects that hold one (JAX's callbacks)."""
     params = [x for name, x in eqn.params.items() if name not in RULE_PARAMS]
     return list(filter(_is_function, jtu.tree_leaves(params, is_leaf=is_jaxpr)))
@@ -280,7 +280,7 @@ def _is_function(x: Any) -> bool:
     return hasattr(x, "callback_func") or (callable(x) and not is_other)
 
 
-def _without_functions(jaxpr: Any) -> Any:
+def _without_functions(jaxpr: ClosedJaxpr | Jaxpr) -> ClosedJaxpr | Jaxpr:
     """The jaxpr with a fixed word in place of each function, whose `repr` may differ between
     processes."""
     inner = getattr(jaxpr, "jaxpr", jaxpr)  # in the newest JAX, a closed jaxpr is its own jaxpr

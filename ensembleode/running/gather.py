@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..plan.plan import fill_of, Outcome
 from .every_step import bounded
@@ -76,7 +77,7 @@ def outcome_of_one(job: Job) -> Outcome:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), one)
 
 
-def _fit(full: np.ndarray, new: np.ndarray, fill: Any) -> np.ndarray:
+def _fit(full: np.ndarray, new: np.ndarray, fill: ArrayLike) -> np.ndarray:
     """The array `full`, enlarged if the batch `new` saved more steps, or had more events, than
     those before it."""
     shape = (len(full), *map(max, full.shape[1:], new.shape[1:]))

@@ -10,6 +10,9 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..ground.devices.alone import alone
 from ..ground.hidden_object import HiddenObject
@@ -49,7 +52,7 @@ class Job:
 
     plan: Plan
     trajectories: Trajectories
-    key: Any
+    key: Array
     traced: bool
     make: Callable
     arguments: "JobArguments"
@@ -100,7 +103,13 @@ def solve_lane(plan: Plan, lane: TrajectoryNumbers, index, repeat, key, output_c
 
 
 def solve_lanes(
-    plan: Plan, lanes: TrajectoryNumbers, indices, repeat, key, output_consts, mask: Any = None
+    plan: Plan,
+    lanes: TrajectoryNumbers,
+    indices,
+    repeat,
+    key,
+    output_consts,
+    mask: Array | None = None,
 ) -> Outcome:
     """Integrate several trajectories, whose axis comes first, and apply `output_func`."""
     result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0], mask)
@@ -115,7 +124,7 @@ def finish_lanes(
     repeat,
     key,
     output_consts,
-    where: Any = None,
+    where: Result | None = None,
 ) -> Outcome:
     """Apply `output_func` to several trajectories, whose axes in the result are `where`, by default
     the first."""
@@ -148,7 +157,7 @@ def _as_given(plan: Plan, result: Result, numbers: Any, *, inner: bool = False) 
     and the integrals separate; with `inner`, also the states within steps."""
     events = result.events
 
-    def beside(u: Any) -> tuple:
+    def beside(u: Array) -> tuple:
         return plan.integral_of(u), plan.changing_of(u), plan.noise_of(u)
 
     if events is not None:
@@ -318,7 +327,7 @@ def may_rerun(plan: Plan) -> bool:
 def solution_of(
     outcome: Outcome,
     plan: Plan,
-    numbers: Any,
+    numbers: TrajectoryNumbers | None,
     engine: EngineChoice | None = None,
     given: GivenInputs | None = None,
 ) -> ODESolution:
@@ -361,7 +370,7 @@ def outcome_with_end(job: Job, outcome: Outcome) -> tuple[Outcome, Any]:
     return outcome._replace(**vars(rows)), count
 
 
-def saved_of(job: Job, t: Any, values: Any) -> Saved | None:
+def saved_of(job: Job, t: Any, values: PyTree) -> Saved | None:
     """The values of a `SavingCallback`, in the form that solutions have; `t` are the times of
     these."""
     if not job.plan.saves_values:
@@ -385,7 +394,7 @@ def compiler_options(platform: str) -> dict[str, Any]:
     return {"xla_cpu_prefer_vector_width": 512} if platform == "cpu" else {}
 
 
-def blank(shape: tuple, dtype: np.dtype, fill: Any) -> np.ndarray:
+def blank(shape: tuple, dtype: np.dtype, fill: ArrayLike) -> np.ndarray:
     """An array filled with `fill`; it is aligned, so that JAX on the CPU uses it without a copy."""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize

@@ -4,6 +4,7 @@ import sys
 from typing import Any, TextIO
 
 import numpy as np
+from jaxtyping import PyTree
 
 from ..ground.retcode import has_failed
 
@@ -52,7 +53,7 @@ class Progress:
         self._bar = bar(trajectories, "traj", done, unit_scale=trajectories >= 10_000)
         self._failed = 0
 
-    def report(self, retcode: Any) -> None:
+    def report(self, retcode: PyTree) -> None:
         """Count trajectories with these return codes as done."""
         self._failed += int(np.count_nonzero(has_failed(np.asarray(retcode))))
         self._bar.set_postfix_str(f"{self._failed} failed", refresh=False)

@@ -7,12 +7,14 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from .executor import Executor
 from .job import Job, may_rerun
 
 
-def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
+def sum_reduction(u: PyTree, data: PyTree, indices: Array | np.ndarray) -> tuple[Any, bool]:
     """The sum of the outputs of all trajectories: `reduction=eo.sum_reduction`.
 
     It adds to `u` the sum of `data` over the trajectories, ignores their `indices`, and never stops
@@ -35,12 +37,12 @@ def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
     return jax.tree.map(lambda a, x: a + total(x), u, data), False
 
 
-def total(x: Any) -> Any:
+def total(x: Array) -> Array:
     """The sum over the first axis; for booleans, the number of true ones."""
     return jnp.sum(x, 0)
 
 
-def empty(reduction: Callable | None, out: Any) -> Any:
+def empty(reduction: Callable | None, out: Any) -> PyTree:
     """The value that a reduction without `u_init` starts from."""
     if reduction is sum_reduction:
         sums = jax.eval_shape(lambda out: jax.tree.map(total, out), out)
@@ -58,7 +60,7 @@ def adds_up(job: Job, executor: Executor) -> bool:
     return not job.traced or real == [True]
 
 
-def checked(pair: Any) -> tuple[Any, Any]:
+def checked(pair: PyTree) -> tuple[PyTree, PyTree]:
     """The value and the boolean that a reduction returned.
 
     **Raises:** `TypeError` where it returned something else than a pair of a value and a boolean.
@@ -74,7 +76,7 @@ def checked(pair: Any) -> tuple[Any, Any]:
     return u, converged
 
 
-def check_structure(u: Any, new: Any) -> None:
+def check_structure(u: PyTree, new: Any) -> None:
     """**Raises:** `TypeError` where a traced reduction returns another structure than it was
     given."""
 

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 
 from ..ground.keys import as_before, raw
 from ..ground.retcode import is_successful, ReturnCode
@@ -72,7 +73,7 @@ class Run(NamedTuple):
         self._report(outcome)
         return outcome
 
-    def solve_traced(self, indices: Any) -> Outcome:
+    def solve_traced(self, indices: Array) -> Outcome:
         """`solve` as one traced program."""
         job, executor = self.job, self.executor
         first = executor.run(job, indices, 1)

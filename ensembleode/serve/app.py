@@ -12,6 +12,8 @@ from typing import Annotated, Any, Literal
 import numpy as np
 
 from ..ground.extras import installing
+from ..problem.ensemble import EnsembleAlgorithm
+from .exchange import JsonObject
 
 
 try:
@@ -54,7 +56,7 @@ _HEADERS = {
 def create_app(
     registry: Registry,
     *,
-    ensemblealg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
     max_batch: int = 4096,
     max_wait_ms: float = 5.0,
     queue: int = 16384,
@@ -159,7 +161,7 @@ class App(FastAPI):
         self.endpoints: dict[str, Callable] = {}
         self.router.route_class = _route_class(service, cors)
 
-    def openapi(self) -> dict[str, Any]:
+    def openapi(self) -> JsonObject:
         if self.openapi_schema is None:
             documented.complete(super().openapi())
         return super().openapi()
@@ -306,7 +308,7 @@ def _add_ensembles(app: App, service: Service) -> None:
         """Solve an ensemble, and keep it."""
         key, here = call.header(b"idempotency-key") or None, jobs()
 
-        def made(entry: RegistryEntry, body: dict[str, Any]) -> dict[str, Any]:
+        def made(entry: RegistryEntry, body: JsonObject) -> JsonObject:
             return here.create(entry, body, key, call.owner or "")
 
         job = await _read(service, call, made, writes=True)
@@ -381,7 +383,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/readyz", **documented.HEALTH)
     async def readyz() -> Response:
         """Whether the service is ready to solve."""
-        status: dict[str, Any] = {"status": service.status}
+        status: JsonObject = {"status": service.status}
         if service.hung:
             status["hung"] = service.hung
         if service.status == "warming" and service.compiled[1]:

@@ -54,7 +54,7 @@ class BatchFailed(Exception):
 class BatchHungError(Exception):
     """A batch of the problem doesn't return: the item's own (`mine`) or another one."""
 
-    problem: Any
+    problem: str
     mine: bool
 
 
@@ -70,7 +70,7 @@ class ItemResult(NamedTuple):
     """The results of an item, part by part in order; the seconds that it waited for its first
     batch; and the seconds that its batches took."""
 
-    results: list[Any]
+    results: list
     wait: float
     seconds: float
 
@@ -112,7 +112,7 @@ class Batcher:
 
     def __init__(
         self,
-        run: Callable[[Any, Sequence[Slice]], Sequence[Any]],
+        run: Callable[[Any, Sequence[Slice]], Sequence],
         *,
         most: Callable[[Any], int] | None = None,
         max_batch: int = 4096,
@@ -158,7 +158,7 @@ class Batcher:
         return [x for x in self._runners.values() if x.parts]
 
     @property
-    def hung(self) -> list[Any]:
+    def hung(self) -> list:
         """The problems with a batch that doesn't return."""
         return [problem for problem, runner in self._runners.items() if runner.hangs]
 
@@ -174,7 +174,7 @@ class Batcher:
 
     def submit(
         self,
-        problem: Any,
+        problem: str,
         line: Any,
         payload: Any,
         n: int,
@@ -273,7 +273,7 @@ class Batcher:
                 runner.parts = []
             raise
 
-    def _begin(self, problem: Any, key: Any, now: float) -> None:
+    def _begin(self, problem: str, key: Any, now: float) -> None:
         """Run the next batch of a line."""
         parts = self._lines.take(problem, key, now)
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
@@ -290,7 +290,7 @@ class Batcher:
         self._look(problem, runner)
         runner.given.put((problem, key, slices))
 
-    def _look(self, problem: Any, runner: _Runner) -> None:
+    def _look(self, problem: str, runner: _Runner) -> None:
         """Check whether a run is over its time limit; if not, check again when it would be."""
         left = runner.began + self._limit - time.monotonic()
         if left <= 0:
@@ -298,7 +298,7 @@ class Batcher:
         elif left < math.inf:
             runner.timer = self._loop.call_later(left, self._look, problem, runner)
 
-    def _give_up(self, problem: Any, runner: _Runner) -> None:
+    def _give_up(self, problem: str, runner: _Runner) -> None:
         """Give up the present run of a thread, which Python can't end, and refuse its problem."""
         logger.error("a batch of %s has not returned in %g s: it is given up", problem, self._limit)
         parts, runner.parts, runner.hangs = runner.parts, [], True
@@ -307,7 +307,7 @@ class Batcher:
         self._rest()
 
     def _run_and_tell(
-        self, runner: _Runner, problem: Any, key: Any, slices: Sequence[Slice]
+        self, runner: _Runner, problem: str, key: Any, slices: Sequence[Slice]
     ) -> None:
         """Run a batch in the thread of its problem, and report to the event loop."""
         began = time.monotonic()
@@ -320,7 +320,7 @@ class Batcher:
         with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             self._loop.call_soon_threadsafe(self._finish, problem, key, results, seconds)
 
-    def _finish(self, problem: Any, key: Any, results: Sequence[Any], seconds: float) -> None:
+    def _finish(self, problem: str, key: Any, results: Sequence, seconds: float) -> None:
         runner = self._runners[problem]
         if runner.timer is not None:
             runner.timer.cancel()
@@ -343,7 +343,7 @@ class Batcher:
             except Exception as e:  # the batch itself didn't fail
                 logger.error("a batch of %s can't be observed", key, exc_info=e)
 
-    def _end(self, parts: list[Part], results: Sequence[Any], seconds: float) -> None:
+    def _end(self, parts: list[Part], results: Sequence, seconds: float) -> None:
         """Hand the results of a batch to its items; there, a `BatchFailed` is raised."""
         for (item, _, stop), result in zip(parts, results, strict=True):
             if item.future.done():
@@ -362,7 +362,7 @@ class Batcher:
 
     def _in_halves(
         self, runner: _Runner, key: Any, slices: Sequence[Slice], runs_left: list[int]
-    ) -> Sequence[Any]:
+    ) -> Sequence:
         """The results of a batch. If running it crashes, its halves are run separately, so that
         only an item that crashes by itself fails (or all remaining ones, once `runs_left` is used
         up)."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from .exchange import JsonObject
 from .wire import BINARY, DTYPES, JSON
 
 
@@ -15,16 +16,16 @@ ABOUT = (
 _TEXT, _NUMBER = {"type": "string"}, {"type": "number"}
 
 
-def _list(items: Any, **more: Any) -> dict[str, Any]:
+def _list(items: Any, **more: Any) -> JsonObject:
     return {"type": "array", "items": items, **more}
 
 
-def _has(**properties: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {"type": "object"}
+def _has(**properties: Any) -> JsonObject:
+    found: JsonObject = {"type": "object"}
     return found | {"properties": properties} if properties else found
 
 
-def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+def _object(properties: JsonObject, *required: str) -> JsonObject:
     """The schema of an object that has no other properties."""
     found = _has(**properties) | {"additionalProperties": False}
     return found | {"required": list(required)} if required else found
@@ -58,14 +59,14 @@ _WHY = {
 }
 
 
-def _fields(binary: bool) -> dict[str, Any]:
+def _fields(binary: bool) -> JsonObject:
     """The fields of a request, by name. They are as strict as `requests.py`, except for conditions
     that depend on the problem (such as the shapes of its arrays) or on other fields."""
     pair, times = _list(_NUMBER, minItems=2, maxItems=2), _list(_NUMBER, minItems=1)
     tree = {"$ref": "#/components/schemas/Numbers"}
     packed = [{"$ref": "#/components/schemas/Packed"}] if binary else []
 
-    def field(description: str, *kinds: Any) -> dict[str, Any]:
+    def field(description: str, *kinds: Any) -> JsonObject:
         return {"anyOf": [*kinds, *packed, {"type": "null"}], "description": description}
 
     milliseconds = _NUMBER | {"exclusiveMinimum": 0, "exclusiveMaximum": 1e12}
@@ -88,13 +89,13 @@ def _fields(binary: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _pulls(binary: bool) -> dict[str, Any]:
+def _pulls(binary: bool) -> JsonObject:
     cotangent = _fields(binary)["u0"]["anyOf"][:-1]
     more = {"cotangent": {"anyOf": cotangent, "description": "Of the shape of u."}}
     return _object(_fields(binary) | more, "cotangent")
 
 
-def _keeps(binary: bool) -> dict[str, Any]:
+def _keeps(binary: bool) -> JsonObject:
     sent = _fields(binary)
     del sent["deadline_ms"]
     drawn = sent | {
@@ -109,7 +110,7 @@ def _keeps(binary: bool) -> dict[str, Any]:
     return {"anyOf": [_object(sent), _object(drawn, "trajectories")]}
 
 
-def complete(document: dict[str, Any]) -> None:
+def complete(document: JsonObject) -> None:
     """Add the components that the endpoints refer to."""
     packed = _object(
         {
@@ -155,7 +156,7 @@ _JOB = _has(
 
 def _extra(
     body: Callable[[bool], dict] | None, answer: dict, status: int, errors: tuple[int, ...]
-) -> dict[str, Any]:
+) -> JsonObject:
     responses: dict[int | str, Any] = {
         code: {"description": _WHY[code], "content": {JSON: {"schema": _ERROR}}}
         for code in sorted((*errors, 401, 421))
@@ -164,7 +165,7 @@ def _extra(
     if body is not None and status == 200:
         content[BINARY] = {"schema": {}}
     responses[status] = {"description": "Done.", "content": content}
-    extra: dict[str, Any] = {"security": [{}, {"token": []}]}
+    extra: JsonObject = {"security": [{}, {"token": []}]}
     if body is not None:
         schemas = {JSON: body(False), BINARY: body(True)}
         extra["requestBody"] = {
@@ -218,13 +219,13 @@ DOWNLOAD = _extra(None, {}, 200, (404, 405, 409, 413, 422, 500, 503))
 _FILE = {"schema": _TEXT | {"format": "binary"}}
 DOWNLOAD["responses"][200]["content"] = {BINARY: _FILE, "application/x-npz": _FILE}
 _HEALTH = {JSON: {"schema": _has(status=_TEXT)}}
-HEALTH: dict[str, Any] = {
+HEALTH: JsonObject = {
     "responses": {
         200: {"description": "It is.", "content": _HEALTH},
         503: {"description": "Not now.", "content": _HEALTH},
     }
 }
 _LINES = {"text/plain": {"schema": _TEXT}}
-METRICS: dict[str, Any] = {
+METRICS: JsonObject = {
     "responses": {200: {"description": "Prometheus's text format.", "content": _LINES}}
 }

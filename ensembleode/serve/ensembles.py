@@ -9,15 +9,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ..problem.problem import remake
 from . import requests, wire
+from .exchange import JsonObject
 from .registry import RegistryEntry
 
 
-def specified(
-    entry: RegistryEntry, body: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def specified(entry: RegistryEntry, body: JsonObject) -> tuple[JsonObject, dict[str, np.ndarray]]:
     """The specification, and the arrays that are kept with it, from a request's body."""
     if "trajectories" in body or "seed" in body:
         return _drawn(entry, body)
@@ -25,7 +25,7 @@ def specified(
     return {"trajectories": asked.n, "seed": 0, "drawn": False}, _arrays(asked)
 
 
-def _asked(entry: RegistryEntry, body: dict[str, Any], **options: Any) -> requests.Query:
+def _asked(entry: RegistryEntry, body: JsonObject, **options: Any) -> requests.Query:
     if "deadline_ms" in body:
         raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
     return requests.query(entry, body, **options)
@@ -57,9 +57,7 @@ def check_store(entry: RegistryEntry, n: int, times: np.ndarray) -> None:
         raise wire.over_limit("store", None, f"{message}: {less}", 413)
 
 
-def _drawn(
-    entry: RegistryEntry, body: dict[str, Any]
-) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _drawn(entry: RegistryEntry, body: JsonObject) -> tuple[JsonObject, dict[str, np.ndarray]]:
     """The specification of an ensemble whose `u0` and `p` are drawn between bounds."""
     given = (body.get("trajectories"), body.get("seed", 0))
     n, seed = (int(x) if isinstance(x, float) and x.is_integer() else x for x in given)
@@ -91,16 +89,14 @@ def _drawn(
     return {"trajectories": n, "seed": seed, "drawn": True}, arrays | _arrays(asked)
 
 
-def prob_func_of(
-    entry: RegistryEntry, job: dict[str, Any], arrays: dict[str, np.ndarray]
-) -> Callable:
+def prob_func_of(entry: RegistryEntry, job: JsonObject, arrays: dict[str, np.ndarray]) -> Callable:
     numbers = {k: jnp.asarray(x) for k, x in arrays.items() if k != "times"}
 
-    def own(name: str, ctx: Any, ndim: int) -> Any:
+    def own(name: str, ctx: Any, ndim: int) -> Array:
         x = numbers[name]
         return x[ctx.index] if x.ndim > ndim else x
 
-    def drawn(name: str, key: Any) -> Any:
+    def drawn(name: str, key: Array) -> Array:
         low, high = numbers[f"{name}_low"], numbers[f"{name}_high"]
         return low + (high - low) * jax.random.uniform(key, low.shape, low.dtype)
 
@@ -121,7 +117,7 @@ def prob_func_of(
     return prob_func
 
 
-def digest_of(spec: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
+def digest_of(spec: JsonObject, arrays: dict[str, np.ndarray]) -> str:
     digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode())
     for name, x in sorted(arrays.items()):
         digest.update(f"{name} {x.dtype.str} {x.shape}".encode())

@@ -14,14 +14,16 @@ import time
 import urllib.parse
 from collections.abc import Callable, Coroutine, Mapping
 from datetime import datetime, UTC
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
-from ..ground.retcode import ReturnCode, was_ended
+from ..ground.retcode import ReturnCode, ReturnCodes, was_ended
 from ..plan.plan import NO_CALLBACK
 from ..solution.events import end_by, Events
 from ..solution.solution import EngineChoice, EnsembleSolution, ODESolution
@@ -30,6 +32,8 @@ from ..tracing.program import is_tracer
 
 
 BINARY, JSON = "application/x-msgpack", "application/json"
+# An object of a body, by the names of its fields.
+JsonObject: TypeAlias = dict[str, Any]
 # The kinds of dtypes that arrays in answers may have: numbers and booleans, never objects.
 _KINDS = frozenset("biufc")
 # The seconds before the first repetition, which double for each further one; and their maximum.
@@ -75,7 +79,7 @@ def pack(body: Mapping[str, Any]) -> bytes:
     return msgpack.Packer(default=_packed).pack(body)
 
 
-def _packed(x: Any) -> Any:
+def _packed(x: np.ndarray) -> JsonObject | float:
     if isinstance(x, np.ndarray):
         if not x.ndim:  # a spacing, or the state of a scalar problem
             return x.item()
@@ -83,13 +87,13 @@ def _packed(x: Any) -> Any:
     raise TypeError(f"a request has numbers and arrays in it, not {type(x).__name__}.")
 
 
-def packed(x: Any) -> dict[str, Any]:
+def packed(x: np.ndarray) -> JsonObject:
     """An array, or a number of NumPy's, in MessagePack."""
     x = x.astype(x.dtype.newbyteorder("<"), copy=False)
     return {"dtype": x.dtype.str, "shape": x.shape, "data": x.tobytes()}
 
 
-def unpack(kind: str, content: bytes) -> Any:
+def unpack(kind: str, content: bytes) -> PyTree:
     """An answer of this content type. **Raises:** `ServiceError` where it can't be read."""
     import msgpack
 
@@ -104,7 +108,7 @@ def unpack(kind: str, content: bytes) -> Any:
         ) from e
 
 
-def _unpacked(x: dict) -> Any:
+def _unpacked(x: dict) -> PyTree:
     if x.keys() != {"dtype", "shape", "data"}:
         return x
     dtype = np.dtype(x["dtype"])
@@ -121,10 +125,12 @@ class Gradients(NamedTuple):
 
     u0: Any
     p: Any
-    retcode: Any
+    retcode: ReturnCodes
 
 
-def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = math.nan) -> Any:
+def solution(
+    answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = math.nan
+) -> EnsembleSolution | ODESolution:
     """The `EnsembleSolution` of an answer; or the `ODESolution` of one trajectory."""
     try:
         u, t = _floats(answer["u"]), _floats(answer["t"])
@@ -150,7 +156,7 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
     return sim[0] if is_one else sim
 
 
-def _of_ends(events: Events | None, retcode: np.ndarray) -> dict[str, Any]:
+def _of_ends(events: Events | None, retcode: np.ndarray) -> JsonObject:
     """The states and times of trajectories that an event ended, as a solution keeps them."""
     if events is None:
         return {}
@@ -185,12 +191,12 @@ def codes(x: Any) -> np.ndarray:
     return np.asarray(x, np.int8)
 
 
-def _floats(x: Any) -> np.ndarray:
+def _floats(x: PyTree) -> np.ndarray:
     """An array of floats. In JSON, entries that were not reached are null."""
     return x if isinstance(x, np.ndarray) else np.array(x, np.float64)
 
 
-def _integers(x: Any) -> Any:
+def _integers(x: PyTree) -> Any:
     return None if x is None else np.asarray(x, np.int32)
 
 
@@ -326,7 +332,7 @@ class HttpRequest:
     repeatable: bool = True
     key: str | None = None
 
-    def options(self, attempts: RetryPolicy) -> dict[str, Any]:
+    def options(self, attempts: RetryPolicy) -> JsonObject:
         """The options of HTTPX's `request`."""
         headers = {} if self.key is None else {"idempotency-key": self.key}
         content = None
@@ -343,19 +349,19 @@ def path_of(kind: str, name: str, what: str = "") -> str:
     return f"/v1/{kind}/{urllib.parse.quote(name, safe='')}{what}"
 
 
-def bounds_of(name: str, pair: Any) -> dict[str, Any]:
+def bounds_of(name: str, pair: Any) -> JsonObject:
     if not (isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2):
         what = "a pair (low, high), between which each trajectory's is drawn"
         raise ValueError(f"with trajectories, {name} must be {what}, got {pair!r:.200}.")
     return {"low": numbers_of(name, pair[0]), "high": numbers_of(name, pair[1])}
 
 
-def arguments_of(*, may_be_traced: bool = False, **given: Any) -> dict[str, Any]:
+def arguments_of(*, may_be_traced: bool = False, **given: Any) -> JsonObject:
     """The arguments that are not None, as NumPy arrays; those that are traced stay as they are."""
     return {name: numbers_of(name, x, may_be_traced) for name, x in given.items() if x is not None}
 
 
-def numbers_of(name: str, x: Any, may_be_traced: bool = False) -> Any:
+def numbers_of(name: str, x: Any, may_be_traced: bool = False) -> Array | np.ndarray | None:
     """An argument as an array of floating-point or complex numbers, traced only where that may be.
     Raises `TypeError` for others."""
     x = _as_vector(x) if name == "p" else x
@@ -379,7 +385,7 @@ def numbers_of(name: str, x: Any, may_be_traced: bool = False) -> Any:
     return array
 
 
-def _as_vector(p: Any) -> Any:
+def _as_vector(p: PyTree) -> PyTree:
     """Parameters as they are, if they are an array or lists of numbers; for a pytree, the vector of
     its numbers that are real and not integers."""
     if p is None or isinstance(p, jax.Array | np.ndarray | np.generic):

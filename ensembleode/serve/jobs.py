@@ -34,6 +34,7 @@ from ..store import open_ensemble, StoreError
 from . import wire
 from .downloads import ArrayRows, in_msgpack, in_npz
 from .ensembles import check_store, digest_of, prob_func_of, specified
+from .exchange import JsonObject
 from .registry import RegistryEntry
 from .solving import BatchSolver
 from .through_batcher import JobStopped, RunningJob, Submit, ThroughBatcher
@@ -83,7 +84,7 @@ class Jobs:
         self._ending = threading.Event()
         self._opened = threading.Event()  # set once this process has the folder, and has read it
         self._tried = threading.Event()
-        self._jobs: dict[str, dict[str, Any]] = {}
+        self._jobs: dict[str, JsonObject] = {}
         self._unreadable: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -120,8 +121,8 @@ class Jobs:
             self._thread.join(seconds)
 
     def create(
-        self, entry: RegistryEntry, body: dict[str, Any], key: str | None, owner: str = ""
-    ) -> dict[str, Any]:
+        self, entry: RegistryEntry, body: JsonObject, key: str | None, owner: str = ""
+    ) -> JsonObject:
         """Create a job; or return that of the same `key` (and run it again, if it failed)."""
         spec, arrays = specified(entry, body)
         check_store(entry, spec["trajectories"], arrays["times"])
@@ -156,7 +157,7 @@ class Jobs:
             self._queue.put(id)
             return _described_job(job)
 
-    def page(self, after: str = "", most: int | None = None, owner: str = "") -> dict[str, Any]:
+    def page(self, after: str = "", most: int | None = None, owner: str = "") -> JsonObject:
         """A page of `ensembles`, the oldest first, and `next`, the value of `after` for the next
         page (None at the end)."""
         with self._access():
@@ -166,11 +167,11 @@ class Jobs:
             end = _place(page[-1]) if len(page) < len(left) else None
             return {"ensembles": [*map(_described_job, page)], "next": end}
 
-    def status(self, id: str, owner: str = "") -> dict[str, Any]:
+    def status(self, id: str, owner: str = "") -> JsonObject:
         with self._access_to(id, owner) as job:
             return _described_job(job)
 
-    def cancel(self, id: str, owner: str = "") -> dict[str, Any]:
+    def cancel(self, id: str, owner: str = "") -> JsonObject:
         """Cancel a job, unless it has ended; its results so far are kept."""
         with self._access_to(id, owner) as job:
             if job["status"] in _GOING_ON:
@@ -179,7 +180,7 @@ class Jobs:
                     self._current.stop()
             return _described_job(job)
 
-    def delete(self, id: str, owner: str = "") -> dict[str, Any]:
+    def delete(self, id: str, owner: str = "") -> JsonObject:
         """Delete a job that has ended, with its store; one that has not is cancelled, and kept."""
         with self._access_to(id, owner) as job:
             if job["status"] in _GOING_ON:
@@ -200,7 +201,7 @@ class Jobs:
         logger.info("ensemble %s of %s is deleted", id, job["problem"])
         return _described_job(job) | {"status": "deleted"}
 
-    def resume(self, id: str, owner: str = "") -> dict[str, Any]:
+    def resume(self, id: str, owner: str = "") -> JsonObject:
         """Resume a job that was cancelled or has failed."""
         with self._access_to(id, owner) as job:
             if job["problem"] not in self._solvers:
@@ -209,7 +210,7 @@ class Jobs:
                 self._queue_again(job)
             return _described_job(job)
 
-    def _queue_again(self, job: dict[str, Any]) -> None:
+    def _queue_again(self, job: JsonObject) -> None:
         self._check_room(job["owner"])
         self._change(job, status="queued", error=None)
         self._queue.put(job["id"])
@@ -237,7 +238,7 @@ class Jobs:
             yield
 
     @contextlib.contextmanager
-    def _access_to(self, id: str, owner: str) -> Iterator[dict[str, Any]]:
+    def _access_to(self, id: str, owner: str) -> Iterator[JsonObject]:
         with self._access():
             job = self._jobs.get(id)
             if job is None or not _is_of(job, owner):
@@ -291,12 +292,12 @@ class Jobs:
             return None
         return None if any(x is None for x in (sim.u, sim.t, sim.retcode, sim.lengths)) else sim
 
-    def _change(self, job: dict[str, Any], **changes: Any) -> None:
+    def _change(self, job: JsonObject, **changes: Any) -> None:
         """Change a job, first on the disk; if that fails, the job stays as it was."""
         self._save(job | changes)
         job |= changes
 
-    def _save(self, job: dict[str, Any]) -> None:
+    def _save(self, job: JsonObject) -> None:
         with written_whole(self._folder / job["id"] / "job.json", "w") as file:
             json.dump(job, file, indent=1)
 
@@ -410,7 +411,7 @@ class Jobs:
                 # The job goes on when the next process starts.
                 logger.error("what became of ensemble %s can't be written", id, exc_info=e)
 
-    def _solve_or_begin_anew(self, job: dict[str, Any], current: RunningJob) -> None:
+    def _solve_or_begin_anew(self, job: JsonObject, current: RunningJob) -> None:
         try:
             self._solve(job, current)
         except StoreError as e:
@@ -422,7 +423,7 @@ class Jobs:
             remove_folder(set_aside(self._folder / job["id"] / "ensemble.zarr", _TRASH))
             self._solve(job, current)
 
-    def _solve(self, job: dict[str, Any], current: RunningJob) -> None:
+    def _solve(self, job: JsonObject, current: RunningJob) -> None:
         entry = current.solver.entry
         path = self._folder / job["id"]
         job |= self._in_store(job)
@@ -445,7 +446,7 @@ class Jobs:
             job["done"] = min(job["trajectories"], job["done"] + len(codes))
             job["retcodes"] = dict(collections.Counter(job["retcodes"]) + _counted(codes))
 
-    def _in_store(self, job: dict[str, Any]) -> dict[str, Any]:
+    def _in_store(self, job: JsonObject) -> JsonObject:
         """The progress of a job, from its store."""
         sim = self._opened_store(job["id"])
         if sim is None:
@@ -454,7 +455,7 @@ class Jobs:
         counts.pop(ReturnCode.Default.name, None)
         return {"done": counts.total(), "retcodes": dict(counts)}
 
-    def _in_store_if_readable(self, job: dict[str, Any]) -> dict[str, Any]:
+    def _in_store_if_readable(self, job: JsonObject) -> JsonObject:
         try:
             return self._in_store(job)
         except Exception as e:  # any error of Zarr about a file that was cut off
@@ -471,7 +472,7 @@ def _conflict(message: str) -> RefusedRequest:
     return RefusedRequest(409, "conflict", message)
 
 
-def _loaded(path: Path) -> dict[str, Any]:
+def _loaded(path: Path) -> JsonObject:
     """The job in a folder; raises `ValueError` if there is none."""
     try:
         job = json.loads(path.read_bytes())
@@ -487,14 +488,14 @@ def _loaded(path: Path) -> dict[str, Any]:
     return job
 
 
-def _described_job(job: dict[str, Any]) -> dict[str, Any]:
+def _described_job(job: JsonObject) -> JsonObject:
     return {name: job[name] for name in _TOLD}
 
 
-def _place(job: dict[str, Any]) -> str:
+def _place(job: JsonObject) -> str:
     """The place of a job in the order in which jobs were made, whatever the clock said then."""
     return f"{job['number']:012d} {job['created']} {job['id']}"
 
 
-def _is_of(job: dict[str, Any], owner: str) -> bool:
+def _is_of(job: JsonObject, owner: str) -> bool:
     return not owner or job["owner"] in ("", owner)

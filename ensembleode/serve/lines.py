@@ -33,7 +33,7 @@ class WaitingItem:
     given: int = 0  # how much of the item has gone into batches
     started: float = math.nan
     seconds: float = 0.0
-    results: list[Any] = dataclasses.field(default_factory=list)
+    results: list = dataclasses.field(default_factory=list)
     timer: asyncio.TimerHandle | None = None
     settled: Callable | None = None  # called when the future is done
 
@@ -98,7 +98,7 @@ class WaitingLines:
         item.waiting = 0
         self._clean(problem, key)
 
-    def _clean(self, problem: Any, key: Any) -> None:
+    def _clean(self, problem: str, key: Any) -> None:
         """Remove a line without items."""
         lines = self.problems[problem]
         if not lines[key].items:
@@ -120,7 +120,7 @@ class WaitingLines:
                 first_due = min(first_due, due)
         return None, first_due
 
-    def take(self, problem: Any, key: Any, now: float) -> list[Part]:
+    def take(self, problem: str, key: Any, now: float) -> list[Part]:
         """The parts of items that make up the next batch of a line."""
         line = self.problems[problem][key]
         room = line.most

@@ -12,6 +12,9 @@ import equinox as eqx
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ..ground.state_tree import refuse_tree
 from ..plan.known_times import scheduled
@@ -24,6 +27,7 @@ from ..problem.saving_callback import saving_among
 from ..problem.stochastic import SDEProblem
 from ..running.tuning import MOST_EVENTS
 from ..solvers import Direct, Tsit5
+from .exchange import JsonObject
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +89,7 @@ class Registry:
         prob: ODEProblem,
         *,
         alg: Any = None,
-        saveat: Any = None,
+        saveat: PyTree = None,
         params: str | os.PathLike | None = None,
         limits: Limits | None = None,
         description: str = "",
@@ -161,10 +165,10 @@ class RegistryEntry:
     name: str
     prob: ODEProblem
     alg: Any
-    saveat: Any  # None, a spacing, or an array of times
+    saveat: PyTree  # None, a spacing, or an array of times
     limits: Limits
     description: str
-    options: dict[str, Any]
+    options: JsonObject
     u0: np.ndarray
     p: np.ndarray
     u0_limits: tuple[np.ndarray, np.ndarray] | None  # low and high, in the shape of u0
@@ -211,7 +215,7 @@ class RegistryEntry:
     def default_span(self) -> np.ndarray:
         return np.array(self.tspan, self.time_dtype)
 
-    def with_parameters(self, flat: Any) -> Any:
+    def with_parameters(self, flat: Array | np.ndarray) -> Any:
         """`prob.p` with its inexact leaves taken from a vector, which may be traced."""
         leaves, structure = jtu.tree_flatten(self.prob.p)
         start = 0
@@ -223,7 +227,7 @@ class RegistryEntry:
             start += size
         return jtu.tree_unflatten(structure, leaves)
 
-    def flat(self, p: Any) -> np.ndarray:
+    def flat(self, p: PyTree) -> np.ndarray:
         """The vector of the parameters."""
         leaves = [x for x in jtu.tree_leaves(p) if is_parameter(x)]
         parts = [np.asarray(x, self._dtype_of(x)).reshape(-1) for x in leaves]
@@ -233,7 +237,7 @@ class RegistryEntry:
         # A Python number has the state's precision.
         return np.dtype(x.dtype) if hasattr(x, "dtype") else self.dtype
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """The description of the problem for clients, as JSON."""
         limits = dataclasses.asdict(self.limits)
         del limits["u0"], limits["p"]  # these are with the state and the parameters
@@ -257,7 +261,9 @@ def is_parameter(x: Any) -> bool:
     return eqx.is_inexact_array_like(x) and not jnp.iscomplexobj(x)
 
 
-def _described(default: np.ndarray, labels: list[str] | None, limits: Any) -> dict[str, Any]:
+def _described(
+    default: np.ndarray, labels: list[str] | None, limits: tuple[np.ndarray, ...] | None
+) -> JsonObject:
     low, high = (None, None)
     if limits is not None:  # None in them becomes null, as JSON has no infinity
         low, high = (np.where(np.isfinite(x), x, np.array(None)).tolist() for x in limits)
@@ -333,7 +339,7 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Reg
     return entry
 
 
-def _as_saveat(saveat: Any, t0: float, t1: float, dtype: np.dtype) -> Any:
+def _as_saveat(saveat: PyTree, t0: float, t1: float, dtype: np.dtype) -> ArrayLike | None:
     if saveat is None:
         return None
     if np.ndim(saveat) == 0:
@@ -380,7 +386,7 @@ def _as_labels(name: str, labels: Any, size: int) -> list[str] | None:
     return labels
 
 
-def _names_of(p: Any, size: int) -> list[str] | None:
+def _names_of(p: PyTree, size: int) -> list[str] | None:
     """The names of the numbers of a dict; None for other parameters."""
     if not (type(p) is dict and len(p) == size and all(isinstance(k, str) for k in p)):
         return None

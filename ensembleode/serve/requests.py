@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from jaxtyping import PyTree
 
 from ..ground.retcode import ReturnCode
 from ..plan.saving import grid, Spacing
 from ..solution.events import Events, first_events
 from ..solution.stats import COUNTS
+from .exchange import JsonObject
 from .registry import RegistryEntry
 from .solving import Gradients, RequestArrays, SolveAnswer
 from .wire import converted, invalid, is_number, over_limit, path_of
@@ -41,12 +43,12 @@ class Query:
     many: bool
     own: tuple[bool, bool]
     deadline: float | None
-    rest: dict[str, Any]
+    rest: JsonObject
 
 
 def query(
     entry: RegistryEntry,
-    given: dict[str, Any],
+    given: JsonObject,
     more: Sequence[str] = (),
     *,
     ensemble: int | None = None,
@@ -245,7 +247,7 @@ def _check_spans(tspan: np.ndarray, limits: Any, many: bool) -> None:
         raise over_limit("tspan", where, f"a time is outside of the limit tspan={tuple(limits)}.")
 
 
-def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
+def _check_within(x: np.ndarray, limits: PyTree, name: str, many: bool) -> None:
     if limits is None:
         return
     low, high = limits
@@ -257,7 +259,9 @@ def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
         raise over_limit(limit, path_of(name, at), message)
 
 
-def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -> tuple[Any, bool]:
+def _array(
+    given: Any, name: str, shape: tuple, dtype: np.dtype, default: np.ndarray | None
+) -> tuple[Any, bool]:
     """An array of this shape, or with a leading axis more; and whether it has that axis."""
     if given is None:
         return default, False
@@ -268,7 +272,7 @@ def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -
     raise invalid(name, f"{has}; it must be {list(shape)}, or [{many}].")
 
 
-def solved(asked: Query, answer: SolveAnswer, wait: float, solve: float) -> dict[str, Any]:
+def solved(asked: Query, answer: SolveAnswer, wait: float, solve: float) -> JsonObject:
     """The object of a response; its arrays are NumPy's."""
     rows = asked.rows
     u, times, codes = answer.u[:, :rows], asked.times, _codes(answer.retcode)
@@ -288,7 +292,7 @@ def solved(asked: Query, answer: SolveAnswer, wait: float, solve: float) -> dict
     return answered | {"seconds": {"wait": wait, "solve": solve}}
 
 
-def of_events(events: Events, many: bool) -> dict[str, Any]:
+def of_events(events: Events, many: bool) -> JsonObject:
     """The object for events, with as much room as the trajectory with most events needs."""
     events = first_events(events, int(np.max(events.count, initial=0)), several=True)
     return {name: np.asarray(x) if many else np.asarray(x[0]) for name, x in vars(events).items()}
@@ -298,7 +302,7 @@ def _codes(codes: np.ndarray) -> list[str]:
     return [_CODES[i] for i in codes.tolist()]
 
 
-def pulled(asked: Query, gradients: Gradients, wait: float, solve: float) -> dict[str, Any]:
+def pulled(asked: Query, gradients: Gradients, wait: float, solve: float) -> JsonObject:
     """The object of a response with gradients, in the shapes of the request's `u0` and `p`."""
     own_u0, own_p = asked.own
     codes = _codes(gradients.retcode)

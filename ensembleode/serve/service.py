@@ -180,7 +180,7 @@ class Service:
             await asyncio.to_thread(self._warming.join, left())
         self.on_drained(left())
 
-    def _run(self, program: ServedSolve, slices: Sequence[Slice]) -> list[Any]:
+    def _run(self, program: ServedSolve, slices: Sequence[Slice]) -> list:
         solver = self.solvers[program.problem]
         results = solver.run(program, [_part(s) for s in slices])
         self.metrics.codes(program.problem, np.concatenate([x.retcode for x in results]))

@@ -20,9 +20,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..executors.places import places
 from ..ground.devices.placement import platform
+from ..ground.retcode import ReturnCodes
 from ..problem.ensemble import (
     EnsembleColumns,
     EnsembleDistributed,
@@ -37,7 +39,7 @@ from ..solution.stats import COUNTS
 from ..solving import solve
 from ..tracing.evaluation import equations
 from ..tracing.program import is_tracer
-from .exchange import Gradients, with_room
+from .exchange import Gradients, JsonObject, with_room
 from .registry import RegistryEntry
 
 
@@ -74,7 +76,7 @@ class SolveAnswer(NamedTuple):
 
     u: Any
     lengths: Any
-    retcode: Any
+    retcode: ReturnCodes
     naccept: Any
     nreject: Any
     nf: Any
@@ -188,7 +190,7 @@ class BatchSolver:
             what = "%s is served without gradients: %s"
             logger.warning(what, self.entry.name, self.no_gradient, exc_info=e)
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> JsonObject:
         """The description of the solver for clients, as JSON."""
         return self.entry.describe() | {"no_gradient": self.no_gradient}
 
@@ -201,7 +203,7 @@ class BatchSolver:
         cotangent = np.ones((*times.shape, *entry.shape), entry.dtype) if program.pulls else None
         return RequestArrays(u0, p, *ends, times, cotangent)
 
-    def run(self, program: ServedSolve, parts: Sequence[RequestArrays]) -> list[Any]:
+    def run(self, program: ServedSolve, parts: Sequence[RequestArrays]) -> list:
         """Solve (or pull back) the trajectories of several requests together. Returns an
         `SolveAnswer` (or `Gradients`) for each request."""
         counts = [len(x.u0) for x in parts]
@@ -230,7 +232,7 @@ class BatchSolver:
         of_parts = (operator.itemgetter(slice(end - count, end)) for count, end in ends)
         return [jax.tree.map(part, result) for part in of_parts]
 
-    def _run(self, program: ServedSolve, numbers: RequestArrays) -> Any:
+    def _run(self, program: ServedSolve, numbers: RequestArrays) -> Gradients | SolveAnswer | None:
         if not self._jit:
             run = self._vjp if program.pulls else self._solve
             return run(program.own, self._leaves, *numbers)
@@ -296,14 +298,14 @@ class BatchSolver:
         return Gradients(u0, p, retcode)
 
 
-def joined(results: Sequence[Any]) -> Any:
+def joined(results: Sequence) -> Any:
     """The answers to the parts of a request, joined in order."""
     if len(results) == 1:
         return results[0]
     return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
 
 
-def _stacked(column: Sequence[Any], size: int, n: int) -> Any:
+def _stacked(column: Sequence, size: int, n: int) -> np.ndarray | None:
     """The rows of all entries, with copies of the last one up to `size`."""
     first = column[0]
     if first is None:
@@ -314,7 +316,7 @@ def _stacked(column: Sequence[Any], size: int, n: int) -> Any:
     return out
 
 
-def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
+def _in_rows(column: Sequence, shape: tuple, fill: ArrayLike) -> np.ndarray | None:
     """Arrays `[n, k, ...]`, concatenated along their first axis into an array of this shape."""
     first = column[0]
     if first is None:

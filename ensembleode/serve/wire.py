@@ -13,8 +13,10 @@ from typing import Any
 import msgpack
 import numpy as np
 import orjson
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
-from .exchange import BINARY as BINARY, JSON as JSON, packed
+from .exchange import BINARY as BINARY, JSON as JSON, JsonObject, packed
 
 
 # The dtypes that arrays of requests may have.
@@ -42,7 +44,7 @@ class RefusedRequest(Exception):
     def __str__(self) -> str:
         return self.message
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonObject:
         error = {"code": self.code, "message": self.message, "path": self.path, "id": self.id}
         return {"error": error}
 
@@ -55,7 +57,7 @@ def over_limit(limit: str, path: str | None, message: str, status: int = 422) ->
     return RefusedRequest(status, f"limit_{limit}", message, path)
 
 
-def parsed(body: bytes | bytearray, binary: bool) -> dict[str, Any]:
+def parsed(body: bytes | bytearray, binary: bool) -> JsonObject:
     """The object in a body; raises `RefusedRequest`."""
     try:
         found = _of_msgpack(body) if binary else _of_json(body or b"{}")
@@ -197,7 +199,7 @@ def is_number(x: Any) -> bool:
     return isinstance(x, int | float) and not isinstance(x, bool)
 
 
-def path_of(name: str, at: Any) -> str:
+def path_of(name: str, at: np.ndarray) -> str:
     return name + "".join(f"[{i}]" for i in at)
 
 
@@ -206,7 +208,7 @@ def _kind(x: Any) -> str:
     return "null" if x is None else names.get(type(x), type(x).__name__)
 
 
-def encoded(content: Any, binary: bool) -> bytes:
+def encoded(content: PyTree, binary: bool) -> bytes:
     """The body of a response."""
     if binary:
         return _packers.packer.pack(content)
@@ -214,13 +216,13 @@ def encoded(content: Any, binary: bool) -> bytes:
     return orjson.dumps(content, _listed, orjson.OPT_SERIALIZE_NUMPY)
 
 
-def _packed(x: Any) -> Any:
+def _packed(x: np.ndarray) -> JsonObject:
     if isinstance(x, np.ndarray | np.generic):  # a sum of scalars is np.generic
         return packed(x)
     raise TypeError(f"{type(x).__name__} can't be packed")
 
 
-def _listed(x: Any) -> Any:
+def _listed(x: np.ndarray) -> ArrayLike:
     if isinstance(x, np.ndarray):  # not contiguous
         return np.ascontiguousarray(x) if x.ndim else x.item()
     raise TypeError(f"{type(x).__name__} is not JSON")

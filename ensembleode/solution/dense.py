@@ -17,6 +17,8 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ..fields.derivatives.jacobian import is_reverse_only
@@ -46,7 +48,7 @@ class Dense(eqx.Module):
     def inner_states(self, step: DenseStep) -> Any:
         """The states at the inner nodes of a step: `[node, *state]`."""
 
-    def of_trajectories(self, i: Any) -> "Dense":
+    def of_trajectories(self, i: ArrayLike) -> "Dense":
         """The data of one of several trajectories, or of some of them (an array of indices)."""
         return jax.tree.map(lambda x, own: x[i] if own else x, self, self.own)
 
@@ -66,7 +68,7 @@ class KeptNodes(Dense):
 
     inner: PyTree
 
-    def inner_states(self, step: DenseStep) -> Any:
+    def inner_states(self, step: DenseStep) -> Array:
         return jax.tree.map(lambda x: x[step.row], self.inner)
 
 
@@ -76,7 +78,7 @@ class KeptSlopes(Dense):
 
     du: PyTree
 
-    def inner_states(self, step: DenseStep) -> Any:
+    def inner_states(self, step: DenseStep) -> Array:
         def one(du, start, end):
             return _cubic(step.h, start, end, du[step.row], du[step.row + 1])
 
@@ -86,7 +88,7 @@ class KeptSlopes(Dense):
 class StraightSteps(Dense):
     """The solution is linear between the saved states."""
 
-    def inner_states(self, step: DenseStep) -> Any:
+    def inner_states(self, step: DenseStep) -> Array:
         def one(start, end):
             return jnp.stack([start + x * (end - start) for x in inner_nodes(1)])
 
@@ -127,7 +129,7 @@ class RemadeSteps(Dense):
     p: tuple
     known: DensePlan = eqx.field(static=True)
 
-    def inner_states(self, step: DenseStep) -> Any:
+    def inner_states(self, step: DenseStep) -> PyTree:
         tree, method = self.known.tree, self.known.method
         start, end = (x if tree is None else tree.ravel(x) for x in (step.start, step.end))
 
@@ -163,7 +165,7 @@ class RemadeSteps(Dense):
         if form is None or form.product is None:
             return None
 
-        def product(y: Any, t: Any, direction: Any) -> Any:
+        def product(y: PyTree, t: Any, direction: Any) -> PyTree:
             return form.product(self.consts, y, (*self.p, direction), t)
 
         return product
@@ -171,7 +173,7 @@ class RemadeSteps(Dense):
     def rows(self, rows: Any) -> "RemadeSteps":
         return self
 
-    def of_trajectories(self, i: Any) -> "RemadeSteps":
+    def of_trajectories(self, i: ArrayLike) -> "RemadeSteps":
         consts, p = (
             tuple(x[i] if own else x for x, own in zip(xs, owned, strict=True))
             for xs, owned in zip((self.consts, self.p), self.known.own, strict=True)
@@ -182,17 +184,17 @@ class RemadeSteps(Dense):
         return RemadeSteps(consts, p, known)
 
     @property
-    def own(self) -> Any:
+    def own(self) -> "RemadeSteps":
         return RemadeSteps(*self.known.own, self.known)
 
 
 class _NumberArithmetic(ArrayArithmetic):
     """Arithmetic on a state that is a single component."""
 
-    def broadcast_over(self, number: Any, component: Any) -> Any:
+    def broadcast_over(self, number: Array, component: Array) -> Array:
         return jnp.asarray(number, component.dtype)
 
-    def total(self, components: Any) -> Any:
+    def total(self, components: tuple[Array, ...]) -> Any:
         return sum(jnp.sum(x) for x in components)
 
 
@@ -207,7 +209,7 @@ def inner_nodes(degree: int) -> tuple[float, ...]:
     return tuple(math.sin(math.pi * j / (2 * degree)) ** 2 for j in range(1, degree))
 
 
-def _cubic(h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
+def _cubic(h: Array, left: Array, right: Array, dleft: Array, dright: Array) -> Array:
     """The values at its inner nodes of the cubic with these values and slopes at the ends (Hairer,
     Norsett and Wanner, "Solving Ordinary Differential Equations I", II.6)."""
     h = jnp.asarray(h, left.dtype)
@@ -221,7 +223,7 @@ def _cubic(h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
     )
 
 
-def polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
+def polynomial(x: Array, start: Array, inner: Array, end: Array) -> Array:
     """The polynomial at the fraction `x` of a step, by Lagrange's formula relative to the nearer
     end, at which it is exact."""
     nodes, weights = np.array([0.0, *inner_nodes(len(inner) + 1), 1.0]), jnp.ones((), x.dtype)
@@ -238,14 +240,14 @@ def polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
 def states_at(
     dense: Dense,
     times: Any,
-    u: Any,
+    u: PyTree,
     lengths: Any,
-    succeeded: Any,
+    succeeded: ArrayLike,
     t: Any,
     deriv: int = 0,
     *,
     several: bool,
-) -> Any:
+) -> PyTree:
     """The states at `t` (a number or `[n]`), or their derivatives of order `deriv` with respect to
     time. They are NaN outside of what was reached.
 
@@ -260,22 +262,33 @@ def states_at(
 
 
 def states_between(
-    dense: Dense, times: Any, u: Any, lengths: Any, points: int, *, several: bool
-) -> Any:
+    dense: Dense,
+    times: Array | np.ndarray,
+    u: PyTree,
+    lengths: ArrayLike,
+    points: int,
+    *,
+    several: bool,
+) -> Array:
     """The states at `points` evenly spaced points of each step, `[time, point, *state]`, from its
     start on, in the row where it starts. The other arguments are those of `states_at`."""
     return _evaluated(_along_steps, points, several, dense, (times, u, lengths))
 
 
-def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> KeptNodes:
+def kept(dense: Dense, times: Array, u: PyTree, lengths: Array, *, several: bool) -> KeptNodes:
     """The same solution as data without a program: the states at the inner nodes of all steps, NaN
     where there is no step. The arguments are those of `states_at`."""
     return KeptNodes(_evaluated(_within_steps, None, several, dense, (times, u, lengths)))
 
 
 def _evaluated(
-    fn: Callable, option: Any, several: bool, dense: Dense | None, each: tuple, shared: tuple = ()
-) -> Any:
+    fn: Callable,
+    option: Any,
+    several: bool,
+    dense: Dense | None,
+    each: tuple,
+    shared: tuple = (),
+) -> PyTree:
     """`fn(dense, *each, *shared, option)`, compiled, and mapped over the trajectories where there
     are `several`."""
     own = None
@@ -311,7 +324,13 @@ class _FoundStep(NamedTuple):
 
 
 def _find(
-    _: None, times: Any, u: Any, length: Any, succeeded: Any, t: Any, __: None
+    _: None,
+    times: Array,
+    u: PyTree,
+    length: Array,
+    succeeded: Array,
+    t: Array,
+    __: None,
 ) -> tuple[_FoundStep]:
     """The steps in which the times `t` are."""
     reached = jnp.arange(times.shape[0], dtype=length.dtype) < length
@@ -328,7 +347,7 @@ def _find(
     return (jax.vmap(at)(t) if t.ndim else at(t),)
 
 
-def _states_at(dense: Dense, found: _FoundStep, deriv: int) -> Any:
+def _states_at(dense: Dense, found: _FoundStep, deriv: int) -> PyTree:
     def of(found):
         step, has_length, t, inside, succeeded = found
         inner = jax.tree.map(
@@ -350,7 +369,7 @@ def _states_at(dense: Dense, found: _FoundStep, deriv: int) -> Any:
     return jax.vmap(of)(found) if found.t.ndim else of(found)
 
 
-def _along_steps(dense: Dense, times: Any, u: Any, length: Any, points: int) -> Any:
+def _along_steps(dense: Dense, times: Array, u: PyTree, length: Array, points: int) -> Array:
     def along(row):
         step, has_length = _step(times, u, length, row)
         inner = _inner(dense, step, has_length)
@@ -363,7 +382,7 @@ def _along_steps(dense: Dense, times: Any, u: Any, length: Any, points: int) -> 
     return jax.vmap(along)(jnp.arange(times.shape[0], dtype=length.dtype))
 
 
-def _within_steps(dense: Dense, times: Any, u: Any, length: Any, _: None) -> Any:
+def _within_steps(dense: Dense, times: Array, u: PyTree, length: Array, _: None) -> PyTree:
     def of(row):
         step, _ = _step(times, u, length, row)
         inner = dense.inner_states(step)
@@ -372,7 +391,7 @@ def _within_steps(dense: Dense, times: Any, u: Any, length: Any, _: None) -> Any
     return jax.vmap(of)(jnp.arange(times.shape[0], dtype=length.dtype))
 
 
-def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[DenseStep, Any]:
+def _step(times: Array, u: PyTree, length: Array, row: Array) -> tuple[DenseStep, Any]:
     """The step from a row on, and whether its length is positive. If nothing was reached after the
     row, or the span has no length, it is a step of length zero from a state that was reached."""
     after = jnp.minimum(row + 1, times.shape[0] - 1)
@@ -385,7 +404,7 @@ def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[DenseStep, Any]:
     return DenseStep(row, t, h, start, end), has_length
 
 
-def _inner(dense: Dense, step: DenseStep, has_length: Any) -> Any:
+def _inner(dense: Dense, step: DenseStep, has_length: Array) -> PyTree:
     return jax.tree.map(
         functools.partial(jnp.where, has_length), dense.inner_states(step), step.start
     )

@@ -7,9 +7,11 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
-from ..ground.retcode import is_successful, was_ended
+from ..ground.retcode import is_successful, ReturnCodes, was_ended
 from ..tracing.program import is_tracer
 
 
@@ -65,7 +67,7 @@ class End(eqx.Module):
     noise: PyTree = None
 
 
-def end_by(t: Any, u_after: PyTree, count: Any, retcode: Any) -> End:
+def end_by(t: np.ndarray, u_after: PyTree, count: np.ndarray, retcode: ReturnCodes) -> End:
     """The ends of several trajectories that were ended by an event, their last one; NaN for other
     trajectories, and where that event isn't among those given."""
     last, room = jnp.asarray(count) - 1, t.shape[1]
@@ -80,7 +82,7 @@ def end_by(t: Any, u_after: PyTree, count: Any, retcode: Any) -> End:
     return End(at(t), jax.tree.map(at, u_after))
 
 
-def end_of(rows: End, ended: End | None, lengths: Any, retcode: Any) -> End:
+def end_of(rows: End, ended: End | None, lengths: np.ndarray, retcode: np.ndarray) -> End:
     """The ends of several trajectories, of which `rows` were saved, `[trajectory, time, ...]`; for
     `ended` see `with_end`."""
     last = jnp.clip(jnp.asarray(lengths) - 1, 0)
@@ -93,7 +95,7 @@ def end_of(rows: End, ended: End | None, lengths: Any, retcode: Any) -> End:
 
 
 def with_end(
-    rows: End, ended: End | None, length: Any, retcode: Any, *, adds: bool
+    rows: End, ended: End | None, length: ArrayLike, retcode: ReturnCodes, *, adds: bool
 ) -> tuple[End, Any]:
     """The saved `rows` of one trajectory, `[time, ...]`, with its end in the last row, unless it
     has failed; and how many rows were reached, counting the end. `ended` is the end by an event:
@@ -123,11 +125,11 @@ def cut(rows: PyTree, length: int, count: int) -> PyTree:
     return jax.tree.map(lambda x: jnp.concatenate([x[:length], x[-1:]]), rows)
 
 
-def _taken_from_rows(x: Any, place: Any) -> Any:
+def _taken_from_rows(x: Any, place: Array) -> Array:
     """The entry at this place of each row of `x`."""
     return jnp.take_along_axis(x, place.reshape(-1, *(1,) * (x.ndim - 1)), axis=1)[:, 0]
 
 
-def _where(mask: Any, x: Any, y: Any) -> Any:
+def _where(mask: Any, x: Array, y: ArrayLike) -> Array:
     x = jnp.asarray(x)
     return jnp.where(mask.reshape(-1, *(1,) * (max(x.ndim, jnp.ndim(y)) - 1)), x, y)

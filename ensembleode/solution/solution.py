@@ -8,12 +8,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from ..ground.hidden_object import HiddenObject
 from ..ground.on_disk import OnDisk
-from ..ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode, was_ended
+from ..ground.retcode import (
+    has_failed,
+    is_successful,
+    ReturnCode as ReturnCode,
+    ReturnCodes,
+    was_ended,
+)
 from ..ground.state_tree import component_names, flattened
 from ..problem.saving_callback import Saved
 from ..problem.unknown_options import missing_of_solution
@@ -81,7 +87,7 @@ class _Solution(eqx.Module):
         return sol._names or component_names(sol.u, 1 + several, sol._order)
 
     @property
-    def u0(self) -> Any:
+    def u0(self) -> PyTree:
         """The initial state, in the structure of the state; for an ensemble those of all
         trajectories, `[trajectory, ...]`.
 
@@ -90,7 +96,7 @@ class _Solution(eqx.Module):
         return self._known_inputs().u0
 
     @property
-    def p(self) -> Any:
+    def p(self) -> PyTree:
         """The parameters, in the structure of the problem's `p`; for an ensemble those of all
         trajectories, with numbers as `[trajectory, ...]`. They are computed again when they are
         asked for. A value that all trajectories share is in memory once, as a broadcast view.
@@ -145,7 +151,7 @@ class ODESolution(_Solution):
 
     u: PyTree[Inexact[AnyArray, "..."]]
     t: Real[AnyArray, " time"]
-    retcode: Any
+    retcode: ReturnCodes
     stats: Stats
     length: Int[AnyArray, ""] | int
     _dense: Dense | None = None
@@ -182,7 +188,7 @@ class ODESolution(_Solution):
         """
         return is_successful(self.retcode)
 
-    def __call__(self, t: Any, deriv: Any = 0) -> Any:
+    def __call__(self, t: PyTree, deriv: ArrayLike | None = 0) -> Array | None:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
 
         Between accepted steps, it is the interpolant of the method, which `saveat` uses, too: that
@@ -208,7 +214,7 @@ class ODESolution(_Solution):
         self,
         idxs: Any = None,
         *,
-        color: Any = None,
+        color: str | None = None,
         names: Any = None,
         units: Mapping[str, Any] | None = None,
         arrows: bool = True,
@@ -309,10 +315,10 @@ class EnsembleSolution(_Solution):
 
     u: PyTree
     t: Any
-    retcode: Any
+    retcode: ReturnCodes
     lengths: Any
     stats: Stats
-    converged: Any
+    converged: ArrayLike
     elapsed: Any
     engine: EngineChoice = eqx.field(static=True)
     kind: Literal["trajectories", "outputs", "reduced"] = eqx.field(static=True)
@@ -366,7 +372,7 @@ class EnsembleSolution(_Solution):
         return end_of(rows, self._ended, self.lengths, self.retcode)
 
     @property
-    def successful(self) -> Any:
+    def successful(self) -> Array | np.ndarray:
         """Whether each trajectory succeeded: booleans `[trajectory]`, also under `jit`.
 
         A loss can mask failed trajectories by it: `jnp.where(sim.successful[:, None], ..., 0)`. It
@@ -447,7 +453,7 @@ class EnsembleSolution(_Solution):
     def _of_trajectories(self, indices: np.ndarray) -> "EnsembleSolution":
         """The ensemble of these trajectories."""
 
-        def rows(tree: PyTree) -> Any:
+        def rows(tree: PyTree) -> PyTree:
             return jax.tree.map(lambda x: x[indices], tree)
 
         given, saved = self._given.content, self.saved
@@ -466,7 +472,7 @@ class EnsembleSolution(_Solution):
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
 
-    def __call__(self, t: Any, deriv: Any = 0) -> Any:
+    def __call__(self, t: PyTree, deriv: Any = 0) -> PyTree:
         """The states at `t` (a number or `[n]`): `[trajectory, *state]` or
         `[trajectory, n, *state]`, or their derivatives with respect to time. See
         [`ODESolution`][ensembleode.ODESolution].
@@ -482,7 +488,7 @@ class EnsembleSolution(_Solution):
         *,
         trajectories: Any = None,
         color: Any = "varying",
-        names: Any = None,
+        names: list[str] | str | None = None,
         units: Mapping[str, Any] | None = None,
         alpha: float | None = None,
         density: bool | None = None,
@@ -631,8 +637,13 @@ _OF_ALL = ("converged", "elapsed", "engine", "kind", "_order", "_adds_end", "_na
 
 
 def _interpolated(
-    solution: ODESolution | EnsembleSolution, lengths: Any, t: Any, deriv: Any, *, several: bool
-) -> Any:
+    solution: ODESolution | EnsembleSolution,
+    lengths: Any,
+    t: PyTree,
+    deriv: ArrayLike | None,
+    *,
+    several: bool,
+) -> PyTree:
     dense = solution._dense
     if dense is None:
         raise ValueError(

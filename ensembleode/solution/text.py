@@ -5,9 +5,10 @@ from typing import Any
 import equinox as eqx
 import jax
 import numpy as np
+from jax import Array
 from jaxtyping import PyTree
 
-from ..ground.retcode import count_codes, ReturnCode
+from ..ground.retcode import count_codes, ReturnCode, ReturnCodes
 from ..ground.state_tree import leaf_names
 from ..tracing.program import is_tracer
 
@@ -50,7 +51,7 @@ def text_of_ensemble(sim: Any) -> str:
     return "\n".join(lines)
 
 
-def _span(t: Any) -> str:
+def _span(t: Array | np.ndarray) -> str:
     t = np.asarray(t)
     if t.ndim == 2:
         return f"own times for each, from {_range(t[:, 0])} on"
@@ -71,7 +72,7 @@ def _range(x: Any) -> str:
     return f"{lo:g}" if lo == hi else f"{lo:g} to {hi:g}"
 
 
-def _has_numbers(retcode: Any, ndim: int) -> bool:
+def _has_numbers(retcode: ReturnCodes, ndim: int) -> bool:
     """False for objects in place of numbers, which `vmap`, `eval_shape` or `tree_map` put into a
     solution."""
     has_numbers = eqx.is_array_like(retcode) or hasattr(retcode, "__array__")
@@ -89,7 +90,7 @@ def _state(sol: Any, lead: int) -> str:
     return f"state {{{', '.join(shapes)}}} {leaves[0].dtype}"
 
 
-def _shape_of(tree: PyTree) -> Any:
+def _shape_of(tree: PyTree) -> dict[str, str] | str:
     def name(x):
         return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") else repr(x)
 

@@ -59,7 +59,7 @@ class JuliaMethod(NamedTuple):
 
     name: str
     package: str
-    arguments: tuple[Any, ...] = ()
+    arguments: tuple = ()
     options: tuple[tuple[str, Any], ...] = ()
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -82,7 +81,7 @@ class MassMatrix:
 
     def times(self, y: Components, zero: Callable[[Number], Number]) -> Components:
         """The product with a state of as many components. `zero(x)`: a zero like the number `x`."""
-        rows: list[Any] = [None] * self.size
+        rows: list = [None] * self.size
         for i, j, x in self.entries:
             term = y[j] if x == 1 else x * y[j]
             rows[i] = term if rows[i] is None else rows[i] + term

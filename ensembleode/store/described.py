@@ -33,7 +33,7 @@ class StoredVariable(NamedTuple):
         return cls(name, tuple(dims), tuple(shape), np.dtype(dtype), grows, fill)
 
 
-def described(out: Any, name: str) -> Any:
+def described(out: Any, name: str) -> dict[str, Any] | str | None:
     """A pytree of outputs in JSON, with the names of its leaves; raises `TypeError` for leaves that
     can't be stored."""
     inside = f"{name}." if name else ""
@@ -54,7 +54,7 @@ def described(out: Any, name: str) -> Any:
 
 def put_together(
     tree: PyTree, leaf: Callable[[str], Any], plain: Callable[[Any], Any] = lambda x: x
-) -> Any:
+) -> PyTree:
     """The pytree that was `described`; `leaf` returns the leaf of a name, and `plain` converts a
     leaf that is in the JSON itself."""
 

@@ -95,7 +95,10 @@ def kept_given(given: GivenInputs | None, taken: Collection[str], whole: bool) -
 
 
 def known_in(
-    described: Any, n: int, leaf: Callable[[str], Any], own: Collection[str]
+    described: dict[str, Any] | dict[str, str],
+    n: int,
+    leaf: Callable[[str], Any],
+    own: Collection[str],
 ) -> KnownInputs:
     """The initial states and parameters in a store; `leaf` returns the variable of a name, and
     `own` are the names of those that differ between trajectories."""
@@ -114,7 +117,7 @@ def _slots(known: KnownInputs) -> dict[str, Any]:
     return {"u0": starts, "p": known.of_parameters(_StoredLeaf, lambda x: _StoredLeaf(x, None))}
 
 
-def _in_json(tree: PyTree) -> Any:
+def _in_json(tree: PyTree) -> PyTree:
     """The structure of a pytree of `_StoredLeaf` in JSON; nodes of other classes become dicts."""
     if isinstance(tree, _StoredLeaf):
         return tree.said

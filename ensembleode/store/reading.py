@@ -254,7 +254,7 @@ def _damaged(path: Any, why: Any) -> StoreError:
     )
 
 
-def _json_of(file: Path) -> Any:
+def _json_of(file: Path) -> dict[str, Any] | str | None:
     """The contents of a JSON file; None where there is no file, "" where it is damaged."""
     try:
         return json.loads(file.read_bytes())

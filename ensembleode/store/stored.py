@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from ..ground.hidden_object import HiddenObject
 from ..ground.keys import is_key
@@ -51,7 +52,7 @@ def as_kept(outcome: Outcome, plan: Plan) -> Outcome:
     return outcome._replace(rerun=None, **changed)
 
 
-def _plain(p: Any) -> Any:
+def _plain(p: PyTree) -> PyTree:
     """Parameters as a store has them: objects of other classes become dicts of their numbers."""
     try:
         described(p, "p")
@@ -137,7 +138,7 @@ def _checked(name: str) -> str:
     return name
 
 
-def end_described(job: Job, ended: End | None) -> Any:
+def end_described(job: Job, ended: End | None) -> dict[str, Any] | None:
     """The description of the ends of trajectories in JSON; None where no event may end any."""
     if ended is None:
         return None
@@ -146,7 +147,9 @@ def end_described(job: Job, ended: End | None) -> Any:
     return {"parts": parts, "adds": adds_end(job)}
 
 
-def events_described(events: Events | None, room: int) -> Any:
+def events_described(
+    events: Events | None, room: int
+) -> dict[str, Any] | dict[str, int | str] | None:
     """The description of events in JSON: how their states are put together, and how many events a
     chunk has; None without events. Raises `TypeError` for states that can't be stored."""
     if events is None:

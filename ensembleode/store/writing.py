@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 
 from ..ground.extras import installing
 from ..ground.files import locked, LockedError
@@ -47,7 +48,7 @@ class StoreWriter:
         path: str | os.PathLike,
         job: Job,
         outcome: Outcome,
-        times: Any,
+        times: Array | None,
         choice: EngineChoice,
         trajectories: int,
         batch_size: int | None,
@@ -158,7 +159,7 @@ class StoreWriter:
     def close(self) -> None:
         self._lock.release()
 
-    def _open(self, given: dict, batch_size: int | None, choice: Any):
+    def _open(self, given: dict, batch_size: int | None, choice: EngineChoice):
         with reading.readable(self._real):
             kept = reading.attributes_at(self._real, lost_is_none=True)
             size = kept["fingerprint"]["batch_size"] if kept else self._default_batch_size()

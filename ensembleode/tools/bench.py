@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PyTree
 
 from ..problem.ensemble import EnsembleColumns, EnsembleGPUArray, EnsembleSerial, EnsembleThreads
 from ..problem.problem import EnsembleProblem, ODEProblem, remake
@@ -60,6 +62,6 @@ def _row(alg: Any, trajectories: int, repeats: int) -> dict[str, Any]:
     }
 
 
-def _lorenz(u: Any, p: Any, t: Any) -> Any:
+def _lorenz(u: PyTree, p: PyTree, t: Array) -> Array:
     x, y, z = u
     return jnp.stack([10.0 * (y - x), x * (p - z) - y, x * y - 8.0 / 3.0 * z])

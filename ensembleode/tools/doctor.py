@@ -4,6 +4,7 @@ import collections
 import importlib.util
 import os
 import platform
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -57,7 +58,7 @@ def report() -> dict[str, Any]:
     }
 
 
-def _devices(problem: Any) -> list[str]:
+def _devices(problem: Callable) -> list[str]:
     try:
         devices = jax.devices()
     except RuntimeError as e:
@@ -94,7 +95,7 @@ def _julia() -> dict[str, str | None]:
     return {"version": status["julia"], "problem": None}
 
 
-def _gpu(problem: Any) -> str:
+def _gpu(problem: Callable) -> str:
     accelerators = [d for d in jax.local_devices() if platform_of(d) != "cpu"]
     if accelerators:
         kind, missing = accelerators[0].device_kind, launch.missing()

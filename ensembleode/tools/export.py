@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.export
 import jax.tree_util as jtu
+from jax import Array
 from jaxtyping import PyTree
 
 from ..engines.compiled.llvm.compiler import CompileError
@@ -39,7 +40,7 @@ class ExportedFunction:
         self._kept = register(kernels)  # as long as programs may be compiled that call them
         self.program = jax.export.deserialize(bytearray(serialised))
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: Any) -> Array:
         return self.program.call(*args)
 
     def __repr__(self) -> str:

@@ -16,6 +16,7 @@ from ..engines.job import job_for
 from ..problem.ensemble import EnsembleGPUKernel
 from ..problem.options import among
 from ..problem.problem import EnsembleProblem, ODEProblem
+from ..problem.sensitivity import SensitivityAlgorithm
 from ..running.job import integers
 
 
@@ -77,7 +78,7 @@ def kernel_report(
     adaptive: bool | None = None,
     dt: Any = None,
     maxiters: int | None = None,
-    sensealg: Any = None,
+    sensealg: SensitivityAlgorithm | None = None,
     arch: str | None = None,
 ) -> KernelReport:
     """Compile the kernels that [`EnsembleGPUKernel`][ensembleode.EnsembleGPUKernel] would run, and

@@ -7,8 +7,11 @@ from typing import Any
 import equinox as eqx
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
-from ..ground.retcode import is_successful, ReturnCode, was_ended
+from ..ground.retcode import is_successful, ReturnCode, ReturnCodes, was_ended
 from ..problem.callbacks import CallbackSet, ContinuousCallback, Integrator, terminate
 from ..problem.ode_function import ODEFunction
 from ..problem.problem import ODEProblem, remake
@@ -52,18 +55,18 @@ class IVPResult(eqx.Module):
     - `retcode`: the [`ReturnCode`][ensembleode.ReturnCode].
     """
 
-    t: Any
-    y: Any
+    t: Array
+    y: Array
     sol: Callable | None
     t_events: list | None
     y_events: list | None
-    nfev: Any
+    nfev: ArrayLike
     njev: Any
     nlu: Any
-    retcode: Any
+    retcode: ReturnCodes
 
     @property
-    def success(self) -> Any:
+    def success(self) -> bool:
         return is_successful(self.retcode)
 
     @property
@@ -81,18 +84,18 @@ class IVPResult(eqx.Module):
                 return "A termination event occurred."
         return f"The solve failed: {ReturnCode(int(self.retcode)).name}."
 
-    def __getitem__(self, name: str) -> Any:
+    def __getitem__(self, name: str) -> Array:
         return getattr(self, name)
 
 
 def solve_ivp(
     fun: Callable,
     t_span: Sequence,
-    y0: Any,
+    y0: PyTree,
     method: Any = "RK45",
-    t_eval: Any = None,
+    t_eval: PyTree = None,
     dense_output: bool = False,
-    events: Any = None,
+    events: Callable | tuple[Callable, ...] | None = None,
     vectorized: bool = False,
     args: tuple | None = None,
     **options: Any,
@@ -181,7 +184,7 @@ def solve_ivp(
     )
 
 
-def _last_times(y: Any) -> Any:
+def _last_times(y: Array) -> Array:
     """States `[time, component]` as `[component, time]`."""
     return jnp.moveaxis(jnp.asarray(y), 0, -1)
 
@@ -195,12 +198,12 @@ class _DenseOutput(eqx.Module):
 
     solution: Any
 
-    def __call__(self, t: Any) -> Any:
+    def __call__(self, t: PyTree) -> Array:
         y = self.solution(t)
         return _last_times(y) if np.ndim(t) else y
 
 
-def _tuple_of(args: Any) -> tuple:
+def _tuple_of(args: PyTree) -> tuple:
     if args is None:
         return ()
     try:
@@ -211,7 +214,7 @@ def _tuple_of(args: Any) -> tuple:
         ) from e
 
 
-def _state(y0: Any) -> Any:
+def _state(y0: PyTree) -> Array | None:
     y0 = jnp.asarray(y0)
     y0 = y0 if jnp.issubdtype(y0.dtype, jnp.inexact) else y0.astype(float)
     if y0.ndim > 1:
@@ -230,7 +233,7 @@ def _method(method: Any) -> Any:
     return METHODS[method]()
 
 
-def _span(t_span: Any) -> tuple:
+def _span(t_span: PyTree) -> tuple:
     try:
         t0, t1 = t_span
     except (TypeError, ValueError) as e:
@@ -238,7 +241,7 @@ def _span(t_span: Any) -> tuple:
     return tuple(x if is_tracer(x) else float(x) for x in (t0, t1))
 
 
-def _times(t_eval: Any, t0: Any, t1: Any) -> Any:
+def _times(t_eval: PyTree, t0: Any, t1: Any) -> Any:
     if t_eval is None:
         return None
     if is_tracer(t_eval):
@@ -257,7 +260,7 @@ def _times(t_eval: Any, t0: Any, t1: Any) -> Any:
 
 
 def _field(fun: Callable, vectorized: bool) -> Callable:
-    def f(u: Any, p: Any, t: Any) -> Any:
+    def f(u: PyTree, p: PyTree, t: Array) -> Array:
         args, _ = p
         found = fun(t, u[:, None] if vectorized else u, *args)
         return jnp.asarray(found, u.dtype).reshape(u.shape)
@@ -265,11 +268,11 @@ def _field(fun: Callable, vectorized: bool) -> Callable:
     return f
 
 
-def _jacobian(jac: Any) -> Callable | None:
+def _jacobian(jac: np.ndarray | None) -> Callable | None:
     if jac is None:
         return None
 
-    def of(u: Any, p: Any, t: Any) -> Any:
+    def of(u: PyTree, p: PyTree, t: Array) -> Array:
         return jnp.asarray(jac(t, u, *p[0]) if callable(jac) else jac, u.dtype)
 
     return of
@@ -283,7 +286,7 @@ def _callback(i: int, event: Callable) -> ContinuousCallback:
             f"{terminal!r}."
         )
 
-    def condition(u: Any, t: Any, integrator: Integrator) -> Any:
+    def condition(u: PyTree, t: Array, integrator: Integrator) -> Array:
         args, _ = integrator.p
         return event(t, u, *args)
 
@@ -304,7 +307,7 @@ def _callback(i: int, event: Callable) -> ContinuousCallback:
 def _events(events: Any, count: int) -> tuple[list, list]:
     """The times and states for each event function."""
 
-    def padded(x: Any, those: Any) -> Any:
+    def padded(x: Array, those: Array) -> Array:
         wanted = jnp.where(those.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.nan)
         return wanted[jnp.argsort(~those, stable=True)]
 

@@ -10,14 +10,14 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.extend import source_info_util
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
 # The primitives that call, repeat or choose jaxprs, for `bound_again`.
 WITHIN = ("jit", "scan", "while", "cond", "remat2", "checkpoint")
 
 
-def equations(jaxpr: Any) -> Iterator:
+def equations(jaxpr: ClosedJaxpr | Jaxpr) -> Iterator:
     """The equations of a jaxpr (closed or not) at any depth, each before the equations inside
     it."""
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -48,7 +48,9 @@ def scan_parts(eqn: JaxprEqn) -> tuple[int, int]:
     return same(eqn.invars, body.invars) - n_carry, n_carry
 
 
-def evaluated(jaxpr: Any, *args: Any, consts: Sequence = (), instead: Callable) -> list:
+def evaluated(
+    jaxpr: ClosedJaxpr | Jaxpr, *args: Any, consts: Sequence = (), instead: Callable
+) -> list:
     """Evaluate a jaxpr (closed or not) equation by equation. An equation is bound as it is, unless
     `instead(eqn, ins)` returns outputs for it."""
     consts = consts or getattr(jaxpr, "consts", ())

@@ -8,6 +8,7 @@ from typing import Any
 import equinox as eqx
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import PyTree
 
 from .program import NOT_TRACEABLE
 
@@ -61,7 +62,7 @@ def check_signature(f: Callable, name: str = "f") -> None:
     raise TypeError(f"{right}. But {takes}, with the time {how}: write {name}({', '.join(order)}).")
 
 
-def explain(error: Exception, u: Any, p: Any, leaf_paths: list) -> Exception:
+def explain(error: Exception, u: PyTree, p: PyTree, leaf_paths: list) -> Exception:
     """The error to raise in place of one that was raised while `f(u, p, t)` was traced: the same
     error, if there is nothing to add. `leaf_paths` are the numbers in `p`, each with its path."""
     text = str(error)
@@ -117,7 +118,7 @@ _NO_AXES = re.compile(
 _SEQUENCE = re.compile(r"operand.*'(list|tuple)'|multiply sequence|got <class '(list|tuple)'>")
 
 
-def _of_containers(error: Exception, u: Any, p: Any) -> str | None:
+def _of_containers(error: Exception, u: PyTree, p: PyTree) -> str | None:
     """What to write if `f` treats numbers in the state or the parameters as containers, or
     containers as numbers; None if it doesn't."""
     text = str(error)

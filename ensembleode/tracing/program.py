@@ -22,7 +22,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import Jaxpr, JaxprEqn
+from jaxtyping import PyTree
 
 from .dependence import deciding, depending
 from .evaluation import closes_over_arrays, equations, evaluated, inlined
@@ -52,7 +53,7 @@ class Program:
     def __init__(self, jaxpr: jex.Jaxpr, out_tree: Any, key: tuple):
         self.jaxpr = jaxpr
         self.out_tree = out_tree
-        self.out_avals: tuple[Any, ...] = tuple(v.aval for v in jaxpr.outvars)
+        self.out_avals: tuple = tuple(v.aval for v in jaxpr.outvars)
         self._key = (key, out_tree)
         self._hash = hash(self._key)
 
@@ -123,7 +124,7 @@ def program_of(jaxpr: jex.Jaxpr, out_tree: Any, rules: bool) -> Program:
 _CONSTANTS_HAVE_VALUES = "consts" in inspect.signature(jex.Jaxpr).parameters
 
 
-def with_constants(jaxpr: Any, constants: Sequence, inputs: Sequence) -> jex.Jaxpr:
+def with_constants(jaxpr: Jaxpr, constants: Sequence, inputs: Sequence) -> jex.Jaxpr:
     """The same computation, with some of its variables as constants (without their values), and
     others as inputs."""
     values: Any = {"consts": [None] * len(constants)} if _CONSTANTS_HAVE_VALUES else {}
@@ -194,7 +195,7 @@ def _number(var: Any, numbers: dict) -> int:
     return numbers.setdefault(var, len(numbers))
 
 
-def _atom_key(x: Any, numbers: dict) -> Any:
+def _atom_key(x: Any, numbers: dict) -> PyTree:
     is_literal = isinstance(x, jex.Literal)
     return ("lit", x.aval, _array_key(x.val)) if is_literal else _number(x, numbers)
 
@@ -314,7 +315,7 @@ def is_inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
-def custom_rules(jaxpr: Any, calls: Callable[[Any], Iterator]) -> Iterator[tuple]:
+def custom_rules(jaxpr: Jaxpr, calls: Callable[[Any], Iterator]) -> Iterator[tuple]:
     """The derivative rules of the functions that a jaxpr calls, and of those that these rules call.
     `calls(jaxpr)` gives the equations in a jaxpr that call functions with rules of their own.
 

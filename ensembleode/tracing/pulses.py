@@ -7,7 +7,8 @@ from typing import Any
 
 import jax.extend.core as jex
 import jax.numpy as jnp
-from jax.extend.core import JaxprEqn
+from jax import Array
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from .evaluation import evaluated, is_jaxpr, params_of
 from .program import Program
@@ -47,7 +48,7 @@ def _marks_of_inputs(field: Program) -> list[int]:
     return [0] * len(field.jaxpr.constvars) + [_STATE, *[0] * n, _TIME]
 
 
-def _changes(jaxpr: Any, marks: list[int]) -> Iterator[str]:
+def _changes(jaxpr: Jaxpr, marks: list[int]) -> Iterator[str]:
     known = _marks(jaxpr, marks)
     for eqn in jaxpr.eqns:
         name, ins = eqn.primitive.name, _marks_of(known, eqn.invars)
@@ -70,7 +71,7 @@ def _is_of_table(eqn: JaxprEqn, names: Sequence[str]) -> bool:
     return eqn.primitive.name == "jit" and eqn.params["name"] in names
 
 
-def _marks(jaxpr: Any, marks: list[int]) -> dict[Any, int]:
+def _marks(jaxpr: Jaxpr, marks: list[int]) -> dict[Any, int]:
     """The marks of all variables, from those of the constants and inputs."""
     known = dict(zip([*jaxpr.constvars, *jaxpr.invars], marks, strict=True))
     for eqn in jaxpr.eqns:
@@ -101,12 +102,12 @@ def _inside(eqn: JaxprEqn, ins: list[int]) -> Iterator[tuple[Any, list[int]]]:
         yield body, given if len(given) == n else [every] * n
 
 
-def compared(field: Program, *args: Any, at: Callable) -> Any:
+def compared(field: Program, *args: Any, at: Callable) -> Array:
     """`field(*args)`, where each comparison of real numbers that depends on the time and not on the
     state is replaced by `at(a, b, result)`, of its operands and its result. Comparisons inside of
     loops, branches and functions with derivative rules stay as they are."""
 
-    def through(jaxpr: Any, consts: Sequence, args: Sequence, marks: list[int]) -> list:
+    def through(jaxpr: Jaxpr, consts: Sequence, args: Sequence, marks: list[int]) -> list:
         known = _marks(jaxpr, marks)
 
         def instead(eqn: JaxprEqn, ins: Sequence) -> list | None:

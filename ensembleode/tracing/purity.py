@@ -18,6 +18,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.typing import ArrayLike
 
 from .evaluation import is_jaxpr
 from .program import is_tracer, Program
@@ -47,7 +48,7 @@ def random_state() -> tuple:
     return random.getstate(), state["state"]["pos"], state["state"]["key"].tobytes()
 
 
-def owned(x: Any) -> Any:
+def owned(x: Any) -> ArrayLike:
     """A copy of a NumPy array, which later changes of the array don't reach; anything else as it
     is."""
     is_shared = not (is_tracer(x) or isinstance(x, jax.Array)) and np.ndim(x) > 0

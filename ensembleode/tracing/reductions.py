@@ -6,7 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jaxtyping import PyTree
 
 from .evaluation import bound_again, equations, evaluated, is_jaxpr, params_of, WITHIN
 
@@ -15,12 +16,12 @@ from .evaluation import bound_again, equations, evaluated, is_jaxpr, params_of, 
 _NEUTRAL = {"add": 0, "mul": 1, "max": -np.inf, "min": np.inf}
 
 
-def reduces(jaxpr: Any) -> bool:
+def reduces(jaxpr: ClosedJaxpr | Jaxpr) -> bool:
     """Whether there is such a reduction in a jaxpr, at any depth."""
     return any(eqn.primitive.name == "reduce" for eqn in equations(jaxpr))
 
 
-def reduced(eqn: JaxprEqn, ins: Sequence) -> Any:
+def reduced(eqn: JaxprEqn, ins: Sequence) -> PyTree:
     """For `evaluated`: a sum, product, maximum or minimum that begins with an initial value, with
     that value taken in afterwards; and the same within calls, loops and branches. None for other
     equations."""
@@ -38,7 +39,7 @@ def _inner(eqn: JaxprEqn) -> list:
     return [x for x in params_of(eqn) if is_jaxpr(x)]
 
 
-def _run(jaxpr: Any, *args: Any) -> list:
+def _run(jaxpr: ClosedJaxpr | Jaxpr, *args: Any) -> list:
     consts = list(map(jnp.asarray, getattr(jaxpr, "consts", ())))
     return evaluated(jaxpr, *args, consts=consts, instead=reduced)
 

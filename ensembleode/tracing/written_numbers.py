@@ -14,7 +14,8 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+from jaxtyping import PyTree
 
 from .evaluation import bound_again, evaluated, is_jaxpr, params_of, WITHIN
 from .program import Program, program_of, with_constants
@@ -38,7 +39,7 @@ def with_numbers_apart(program: Program) -> tuple[Program, list]:
         instead = functools.partial(_with_operands, each, dtype)
         return evaluated(program.jaxpr, *flat[n:], consts=flat[:n], instead=instead)
 
-    avals: list[Any] = [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars)]
+    avals: list = [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars)]
     structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
     inner: Any = jax.make_jaxpr(apart)(bits, *structs).jaxpr
     constants, inputs = [*inner.invars[1 : n + 1], inner.invars[0]], inner.invars[n + 1 :]
@@ -47,7 +48,7 @@ def with_numbers_apart(program: Program) -> tuple[Program, list]:
     ]
 
 
-def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
+def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> PyTree:
     """The outputs of an equation whose literals are replaced by operands."""
     if written := _numbers_of(eqn, dtype):
         ins = [apart[written[i]] if i in written else x for i, x in enumerate(ins)]
@@ -79,7 +80,7 @@ def _numbers_of(eqn: JaxprEqn, dtype: np.dtype) -> dict[int, float]:
     return {i: x for i, x in found.items() if 0.5 < abs(math.frexp(x)[0]) < 1}
 
 
-def _written(jaxpr: Any, dtype: np.dtype) -> dict[float, None]:
+def _written(jaxpr: ClosedJaxpr | Jaxpr, dtype: np.dtype) -> dict[float, None]:
     """All literals of a jaxpr that become operands, at any depth, each once."""
     found: dict[float, None] = {}
     for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:

@@ -16,6 +16,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 from jax.typing import DTypeLike
+from jaxtyping import PyTree
 
 from ..ground.extras import installing
 from ..ground.files import locked, LockedError
@@ -90,7 +91,7 @@ class SavedStates:
     best_loss: float
     losses: np.ndarray
     validations: np.ndarray
-    callback_state: Any
+    callback_state: PyTree
     step: int
     position: Position
     run: dict[str, Any]  # mustn't change: the number of items, the key, the loss and the data

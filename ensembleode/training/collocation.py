@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
+from jaxtyping import Array, PyTree
 
 from ..tracing.program import is_tracer
 from .measured import as_numbers, check_finite
@@ -58,7 +58,12 @@ class Collocation(NamedTuple):
 
 
 def collocate_data(
-    ts: Any, data: Any, kernel: str = "triangular", bandwidth: Any = None, *, at: Any = None
+    ts: Any,
+    data: PyTree,
+    kernel: str = "triangular",
+    bandwidth: Any = None,
+    *,
+    at: Any = None,
 ) -> Collocation:
     r"""Estimate the derivatives of noisy data, and smooth it.
 
@@ -138,7 +143,7 @@ def collocate_data(
     return Collocation(*_estimate(kernel, *given, jnp.asarray(data)))
 
 
-def _weights(kernel: str, ts: Any, t: Any, width: Any) -> tuple:
+def _weights(kernel: str, ts: Array, t: Array, width: Array) -> tuple:
     """The weights `[time]` of the data in the estimates `du` and `u` at the time `t`, and whether
     the estimates are valid. They come from the polynomials 1, x - a and x^2 - b (x - a) - c, which
     are orthogonal in the weighted sum over the data."""
@@ -161,7 +166,7 @@ def _weights(kernel: str, ts: Any, t: Any, width: Any) -> tuple:
     return jnp.where(ok, du, jnp.nan), jnp.where(ok, u, jnp.nan), ok
 
 
-def _inverse_norm(w: Any, q: Any, leading: Any) -> tuple:
+def _inverse_norm(w: Array, q: Array, leading: Array) -> tuple:
     """One over the sum of `w q^2`, and whether that sum is accurate enough to divide by: after the
     orthogonalisation of `q` from its `leading` term, half of the digits have to be left, and where
     weights of both signs cancel, a tenth of the sum."""
@@ -207,7 +212,7 @@ def _check_bandwidth(kernel: str, ts: Any, at: Any, bandwidth: Any, start: Any) 
     )
 
 
-def _smallest_bandwidth(kernel: str, ts: Any, at: Any, low: float) -> str | None:
+def _smallest_bandwidth(kernel: str, ts: np.ndarray, at: np.ndarray, low: float) -> str | None:
     """The smallest bandwidth above `low` that suffices, by bisection, with three digits rounded up;
     `low` is too small."""
 
@@ -229,7 +234,7 @@ def _smallest_bandwidth(kernel: str, ts: Any, at: Any, low: float) -> str | None
     return f"{shown:.3g}"
 
 
-def _as_bandwidth(bandwidth: Any) -> Any:
+def _as_bandwidth(bandwidth: Any) -> np.ndarray | None:
     what = f"bandwidth must be a positive number (a share of the time spanned), got {bandwidth!r}."
     try:
         value = bandwidth if is_tracer(bandwidth) else np.asarray(float(bandwidth))
@@ -240,7 +245,7 @@ def _as_bandwidth(bandwidth: Any) -> Any:
     return value
 
 
-def _as_times(name: str, times: Any) -> Any:
+def _as_times(name: str, times: Any) -> np.ndarray | None:
     """The times as `[n]` real numbers of an inexact dtype, in NumPy where they are known."""
     if not is_tracer(times):
         try:

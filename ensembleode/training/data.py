@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 from jaxtyping import PyTree
 
 from .checkpoints import Position
@@ -75,7 +76,7 @@ class Arrays:
         """A digest of each array by its name, by which the data are recognised."""
         return {name: of_array(x) for name, x in self._leaves}
 
-    def example(self) -> Any:
+    def example(self) -> dict[str, Any]:
         """The shapes and dtypes of a batch."""
         leaves = [_struct(self.size, x) for _, x in self._leaves]
         return jtu.tree_unflatten(self._structure, leaves)
@@ -94,7 +95,7 @@ class Arrays:
             rows = order[i : i + self.size]
             yield self._piece(rows, i + len(rows) == self.items)
 
-    def _order(self, epoch: int, key: Any) -> np.ndarray:
+    def _order(self, epoch: int, key: Array) -> np.ndarray:
         if not self._shuffle:
             return np.arange(self.items)
         seed = np.asarray(jax.random.key_data(jax.random.fold_in(key, epoch))).ravel()
@@ -171,7 +172,7 @@ class Batches:
             for name, x in _arrays(tree)[0]
         }
 
-    def example(self) -> Any:
+    def example(self) -> dict[str, Any]:
         """The shapes and dtypes of a batch."""
         if not (known := self._known_size()):
             raise ValueError(_NO_BATCH)
@@ -317,7 +318,12 @@ def _here(count: int, size: int, placed: Placement) -> np.ndarray:
 
 
 def _piece(
-    rows: Any, count: int, size: int, last: bool, placed: Placement, items: Any = None
+    rows: PyTree,
+    count: int,
+    size: int,
+    last: bool,
+    placed: Placement,
+    items: np.ndarray | None = None,
 ) -> Piece:
     place = np.arange(size, dtype=np.int32)[placed.here(size)]
     rows, place = placed.split((rows, place), size)
@@ -406,7 +412,7 @@ def _taken_rows(x: Any, rows: np.ndarray) -> np.ndarray:
     return np.asarray(read)[back]
 
 
-def _copied(tree: PyTree) -> Any:
+def _copied(tree: PyTree) -> dict[str, np.ndarray]:
     leaves, structure = _arrays(tree)
     return jtu.tree_unflatten(structure, [np.array(x) for _, x in leaves])
 

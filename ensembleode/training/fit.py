@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import optax
+from jax import Array
 from jaxtyping import PyTree
 
+from ..problem.ensemble import EnsembleAlgorithm
 from ..problem.options import check_count
 from ..running.progress import bar
 from .checkpoints import CheckpointError, Checkpoints, Folder, Position, SavedStates
@@ -41,23 +43,23 @@ def fit(
     data: Any = None,
     *,
     optimizer: Any,
-    state: Any = None,
+    state: PyTree = None,
     epochs: int | None = None,
     maxiters: int | None = None,
     batch_size: int | None = None,
     devices: Any = None,
-    ensemblealg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
     dist: bool = False,
     scaling: str = "strong",
     microbatch: int | str | None = None,
     accumulate: int = 1,
     shuffle: bool = True,
-    key: Any = None,
+    key: Array | None = None,
     validation: Any = None,
     validate_every: int | None = None,
     patience: int | None = None,
     callback: Callable | None = None,
-    callback_state: Any = None,
+    callback_state: PyTree = None,
     checkpoint: Checkpoints | str | os.PathLike | None = None,
     resume: bool = True,
     log: Any = None,
@@ -267,7 +269,7 @@ def fit(
     return result
 
 
-def _with_arrays(params: PyTree) -> Any:
+def _with_arrays(params: PyTree) -> PyTree:
     """The parameters with arrays for Python's floats, except for those in Equinox modules, where
     floats are constants."""
     return jax.tree.map(
@@ -277,7 +279,7 @@ def _with_arrays(params: PyTree) -> Any:
     )
 
 
-def _check_state(state: Any, placed: Placement, least_squares: bool, microbatch: Any) -> None:
+def _check_state(state: PyTree, placed: Placement, least_squares: bool, microbatch: Any) -> None:
     """**Raises:** `TypeError` where the state of a model isn't made of arrays, and `ValueError`
     where it can't be carried from step to step."""
     wrong = [x for x in jax.tree.leaves(state) if not eqx.is_array_like(x)]
@@ -315,12 +317,12 @@ class _FitLoop:
 
     step: UpdateStep
     source: Any
-    key: Any
+    key: PyTree
     epochs: Any
     maxiters: int | None
     validation: Validation | None
     callback: Callable | None
-    callback_state: Any  # the first one; None for a callback without
+    callback_state: PyTree  # the first one; None for a callback without
     automatic: bool  # whether the microbatch is to be found
     started: float
 
@@ -553,20 +555,20 @@ class _FitLoop:
     def _with_losses(self, now: SavedStates) -> SavedStates:
         return dataclasses.replace(now, losses=np.array(self._losses[: now.step]))
 
-    def _whole_params(self, params: PyTree) -> Any:
+    def _whole_params(self, params: PyTree) -> PyTree:
         params = self._placed.home(params)
         return eqx.combine(params, self._static) if self._some_static else params
 
-    def _given(self, state: TrainingState) -> tuple[Any, Any]:
+    def _given(self, state: TrainingState) -> tuple[PyTree, PyTree]:
         """The parameters and the state of the model, for functions of the user."""
         return self._whole_params(state.params), self._own(state.model_state)
 
-    def _arguments(self, state: TrainingState) -> tuple[Any, ...]:
+    def _arguments(self, state: TrainingState) -> tuple:
         """The arguments of a loss without data."""
         params, model_state = self._given(state)
         return (params,) if model_state is None else (params, model_state)
 
-    def _own(self, model_state: PyTree) -> Any:
+    def _own(self, model_state: PyTree) -> PyTree:
         """A copy for the user. (An `equinox.nn.State` can be used only once.)"""
         return jax.tree.map(lambda x: x, self._placed.home(model_state))
 
@@ -649,7 +651,7 @@ def _best(params: PyTree, model_state: PyTree, loss: float) -> dict[str, Any]:
     return {"best": params, "best_state": model_state, "best_loss": loss}
 
 
-def _stop_and_state(returned: Any) -> tuple[bool, Any]:
+def _stop_and_state(returned: PyTree) -> tuple[bool, Any]:
     if not isinstance(returned, tuple) or len(returned) != 2:
         raise TypeError(
             "with callback_state=, callback(state, own) must return (stop, own); it returned "
@@ -658,7 +660,7 @@ def _stop_and_state(returned: Any) -> tuple[bool, Any]:
     return bool(returned[0]), returned[1]
 
 
-def _checked_state(before: Any, after: Any) -> Any:
+def _checked_state(before: PyTree, after: PyTree) -> PyTree:
     """What a callback keeps, in arrays like those before."""
     arrays = jax.tree.map(np.asarray, after)
     was, is_now = (jax.tree.map(lambda x: x.shape, tree) for tree in (before, arrays))

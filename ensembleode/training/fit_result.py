@@ -85,7 +85,7 @@ class FitResult:
     elapsed: float
     validation_losses: np.ndarray
     validation_steps: np.ndarray
-    callback_state: Any
+    callback_state: PyTree
     state: Any = None
     best_state: Any = None
 

@@ -10,6 +10,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import optax
+from jax import Array
+from jax.extend.core import ClosedJaxpr
 from jaxtyping import PyTree
 
 from ..ground.devices.given_device import for_one_device
@@ -23,7 +25,9 @@ from .step import TrainingState, UpdateStep
 _BYTES = 2**20
 
 
-def of_loss(step: UpdateStep, state: TrainingState, rows: Any, key: Any) -> dict[str, str | None]:
+def of_loss(
+    step: UpdateStep, state: TrainingState, rows: dict[str, Any] | None, key: Array
+) -> dict[str, str | None]:
     """The identity of the loss: its trace for one device, and the versions of the libraries. Parts
     that can't be identified are None. Of the batch `rows`, only shapes and dtypes matter."""
     traced = None
@@ -64,7 +68,9 @@ def leaves_by_name(tree: PyTree) -> list[tuple[str, Any]]:
     return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]
 
 
-def _traced(step: UpdateStep, state: TrainingState, rows: Any, key: Any) -> Any:
+def _traced(
+    step: UpdateStep, state: TrainingState, rows: dict[str, Any] | None, key: Array
+) -> ClosedJaxpr:
     given = state.params, state.model_state
     given = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), given)
 

@@ -10,6 +10,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.flatten_util import ravel_pytree
 from jaxtyping import PyTree
 
@@ -125,7 +126,7 @@ class LeastSquaresStep(UpdateStep):
     """A step by the Levenberg-Marquardt method: its loss function returns residuals."""
 
     def _step(
-        self, state: TrainingState, batch: Any, key: Any, number: Any
+        self, state: TrainingState, batch: PaddedBatch | None, key: Array, number: Array
     ) -> tuple[TrainingState, Any, StepReport]:
         key = jax.random.fold_in(key, number)
         flat, unravel = ravel_pytree(state.params)
@@ -170,27 +171,32 @@ class LeastSquaresStep(UpdateStep):
         return new, number + 1, report
 
     def losses(
-        self, params: PyTree, model_state: PyTree, rows: Any, place: Any, key: Any
-    ) -> tuple[Any, Any]:
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        rows: PyTree,
+        place: Any,
+        key: Any,
+    ) -> tuple[PyTree, PyTree]:
         return jnp.sum(self._residuals(params, rows, place, key) ** 2, axis=1), model_state
 
-    def alone(self, params: PyTree, model_state: PyTree) -> tuple[Any, Any]:
+    def alone(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
         return jnp.sum(self._residuals_alone(params) ** 2), model_state
 
-    def rows_at_a_time(self, params: PyTree, rows: Any, place: Any, key: Any) -> int:
+    def rows_at_a_time(self, params: PyTree, rows: PyTree, place: Any, key: Any) -> int:
         each = self._width(params, rows, place, key) * _count(params)
         size = max(1, _ENTRIES // max(1, each))
         return size if self.microbatch is None else min(size, self.microbatch)
 
-    def _loss(self, params: PyTree, batch: PaddedBatch | None, key: Any) -> Any:
+    def _loss(self, params: PyTree, batch: PaddedBatch | None, key: Array) -> Array:
         dtype = _dtype_of(params)
         if batch is None:
             return self.alone(params, None)[0].astype(dtype)
         return self.mean_of_losses(params, None, batch, key, dtype)
 
     def _normal_equations(
-        self, params: PyTree, batch: PaddedBatch | None, key: Any
-    ) -> tuple[Any, Any, Any]:
+        self, params: PyTree, batch: PaddedBatch | None, key: Array
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """The loss, `J^T r [parameter]` and `J^T J [parameter, parameter]`."""
         dtype = _dtype_of(params)
         if batch is None:
@@ -209,7 +215,9 @@ class LeastSquaresStep(UpdateStep):
         zeros = tuple(jnp.zeros((_count(params),) * n, dtype) for n in range(3))
         return self.mean(part, zeros, params, None, batch, key)[0]
 
-    def _linearised_rows(self, params: PyTree, rows: Any, place: Any, key: Any) -> tuple[Any, Any]:
+    def _linearised_rows(
+        self, params: PyTree, rows: PyTree, place: Array, key: Array
+    ) -> tuple[PyTree, PyTree]:
         """The residuals `[row, residual]`, and their Jacobian `[row, residual, parameter]`."""
         if _is_tall(self._width(params, rows, place, key), params):
             return _linearised(lambda p: self._residuals(p, rows, place, key), params, True)
@@ -220,11 +228,11 @@ class LeastSquaresStep(UpdateStep):
 
         return jax.vmap(of_row)(rows, place)
 
-    def _width(self, params: PyTree, rows: Any, place: Any, key: Any) -> int:
+    def _width(self, params: PyTree, rows: PyTree, place: Array, key: Array) -> int:
         """The number of residuals of a row."""
         return jax.eval_shape(self._residuals, params, rows, place, key).shape[1]
 
-    def _residuals(self, params: PyTree, rows: Any, place: Any, key: Any) -> Any:
+    def _residuals(self, params: PyTree, rows: PyTree, place: Array, key: Array) -> PyTree:
         """`[row, residual]`"""
         n, (residuals, _) = place.shape[0], self.returned(params, None, rows, place, key)
         if not eqx.is_array(residuals) or residuals.shape[:1] != (n,):
@@ -236,7 +244,7 @@ class LeastSquaresStep(UpdateStep):
         check_real(residuals)
         return residuals.reshape(n, -1)
 
-    def _residuals_alone(self, params: PyTree) -> Any:
+    def _residuals_alone(self, params: PyTree) -> PyTree:
         """`[residual]`"""
         residuals, _ = self.loss(eqx.combine(params, self.static), None)
         if not eqx.is_array(residuals) or not residuals.shape:
@@ -248,7 +256,7 @@ class LeastSquaresStep(UpdateStep):
         return residuals.ravel()
 
 
-def _linearised(residuals: Callable, params: PyTree, forward: bool) -> tuple[Any, Any]:
+def _linearised(residuals: Callable, params: PyTree, forward: bool) -> tuple[PyTree, PyTree]:
     """The residuals `[...]`, and their Jacobian `[..., parameter]`."""
     flat, unravel = ravel_pytree(params)
 
@@ -267,12 +275,12 @@ def _is_tall(residuals: int, params: PyTree) -> bool:
     return _count(params) <= 2 * residuals
 
 
-def _products(r: Any, j: Any) -> tuple[Any, Any, Any]:
+def _products(r: Array, j: Array) -> tuple[PyTree, PyTree, PyTree]:
     product = functools.partial(jnp.matmul, precision="highest")
     return product(r, r), product(r, j), product(j.T, j)
 
 
-def _scale(squares: Any, floor: float) -> Any:
+def _scale(squares: Array, floor: float) -> Array:
     """The roots of `D`, for the squares of the norms of the columns of `J`; none is zero."""
     squares = squares + floor * jnp.mean(squares)
     return jnp.sqrt(jnp.where(squares > 0, squares, jnp.ones_like(squares)))
@@ -282,7 +290,7 @@ def _count(params: PyTree) -> int:
     return sum(x.size for x in jax.tree.leaves(params))
 
 
-def _dtype_of(params: PyTree) -> Any:
+def _dtype_of(params: PyTree) -> PyTree:
     """The dtype of the matrices. It has 32 bits at least, as LAPACK factorises no shorter ones."""
     return np.result_type(np.float32, *(x.dtype for x in jax.tree.leaves(params)))
 

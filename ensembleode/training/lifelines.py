@@ -55,7 +55,7 @@ class Door:
         writer.close()
 
     async def _lives(
-        self, about: Any, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, about: dict[str, int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> None:
         process = about["process"]
         if process in self._about or about["processes"] != self._processes:
@@ -90,7 +90,7 @@ class Lifeline:
         self._hear, self._patience = hear, patience
         self._loop = asyncio.new_event_loop()
         self._tasks: set[asyncio.Task] = set()  # kept, as asyncio has only weak references
-        self._open: list[Any] = []  # the connections to be closed at the end
+        self._open: list = []  # the connections to be closed at the end
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.name = "ensembleode lifeline"
         self._thread.start()

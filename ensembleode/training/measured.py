@@ -4,11 +4,13 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ..tracing.program import is_tracer
 
 
-def as_numbers(name: str, values: Any) -> Any:
+def as_numbers(name: str, values: PyTree) -> Array | np.ndarray | None:
     """An array of inexact numbers, in NumPy where they are known. **Raises:** `TypeError` that
     names `name`."""
     if is_tracer(values):

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax import Array
 
 from ..ground.logs import logger
 from .step import TrainingState, UpdateStep
@@ -19,7 +20,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def that_fits(
-    step: UpdateStep, state: TrainingState, batch: Any, key: Any, number: Any
+    step: UpdateStep, state: TrainingState, batch: Any, key: Array, number: Array
 ) -> UpdateStep:
     """The step with the largest microbatch that fits into memory, according to the compiler."""
     free = free_bytes(next(iter(batch.place.devices())))

@@ -1,15 +1,16 @@
 """Multiple shooting: a long trajectory is fitted in short pieces that are made to meet."""
 
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import DTypeLike
-from jaxtyping import Array, Inexact
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import Array, Inexact, PyTree
 
-from ..ground.retcode import reached_end
+from ..ground.retcode import reached_end, ReturnCodes
 from ..ground.state_tree import refuse_tree
 from ..problem.ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..problem.ode_function import with_mass_of
@@ -20,12 +21,12 @@ from ..tracing.program import is_tracer
 from .measured import as_numbers, check_finite
 
 
-def squared_error(predicted: Any, measured: Any) -> Any:
+def squared_error(predicted: Array, measured: Array) -> Array:
     """The sum of the squared differences."""
     return jnp.sum(jnp.abs(predicted - measured) ** 2)
 
 
-def absolute_error(predicted: Any, start: Any) -> Any:
+def absolute_error(predicted: Array, start: Array) -> Array:
     """The sum of the absolute differences."""
     return jnp.sum(jnp.abs(predicted - start))
 
@@ -76,21 +77,21 @@ class MultipleShooting(NamedTuple):
     continuity_loss: Any
     u: Any
     t: Any
-    retcode: Any
+    retcode: ReturnCodes
 
 
 def multiple_shooting(
     prob: ODEProblem,
-    data: Any,
+    data: PyTree,
     ts: Any,
     group_size: int,
-    continuity_weight: Any = 100.0,
+    continuity_weight: ArrayLike = 100.0,
     *,
     alg: Any = None,
     ensemblealg: EnsembleAlgorithm | None = None,
     loss: Callable = squared_error,
     continuity_loss: Callable = absolute_error,
-    starts: Any = None,
+    starts: Array | np.ndarray | None = None,
     **solve_options: Any,
 ) -> MultipleShooting:
     r"""The loss of a fit to measured trajectories, by multiple shooting.
@@ -283,11 +284,11 @@ def _ensemble(prob: ODEProblem, groups: ShootingGroups, columns: bool) -> tuple:
     return EnsembleProblem(shifted, column), times, valid
 
 
-def _shared_times(ts: Any) -> tuple:
+def _shared_times(ts: Array | np.ndarray) -> tuple:
     """The times after the start `[time]`, and a mask of the groups that have these times; all
     groups have them where the times are known."""
     known = not is_tracer(ts)
-    xp: Any = np if known else jnp
+    xp: ModuleType = np if known else jnp
     ts = xp.asarray(ts)
     since = ts - ts[:, :1]
     rounding = 16 * jnp.finfo(ts.dtype).eps * xp.max(xp.abs(ts))
@@ -304,7 +305,7 @@ def _shared_times(ts: Any) -> tuple:
     return since[0], jnp.asarray(alike)
 
 
-def _like(mask: Any, x: Any) -> Any:
+def _like(mask: Array, x: Array) -> Array:
     """The mask with additional axes, so that it has as many as `x`."""
     return jnp.broadcast_to(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x.shape)
 
@@ -340,7 +341,7 @@ def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) 
     return jax.tree.map(jnp.asarray, groups)._replace(ts=groups.ts)
 
 
-def _as_data(data: Any, state: tuple, dtype: DTypeLike) -> Any:
+def _as_data(data: PyTree, state: tuple, dtype: DTypeLike) -> Array | np.ndarray | None:
     """The data as `[time, *state]` or `[trajectory, time, *state]`, checked to be finite."""
     data = as_numbers("data", data)
     axes = data.ndim - len(state)
@@ -354,7 +355,7 @@ def _as_data(data: Any, state: tuple, dtype: DTypeLike) -> Any:
     return _cast("data", data, dtype)
 
 
-def _as_starts(starts: Any, u0: Any, several: bool) -> Any:
+def _as_starts(starts: Any, u0: PyTree, several: bool) -> PyTree:
     starts = _cast("starts", as_numbers("starts", starts), u0.dtype)
     needed = u0.shape if several else u0.shape[1:]
     if starts.shape != needed:
@@ -371,7 +372,7 @@ def _cast(name: str, states: Any, dtype: DTypeLike) -> Any:
     return states.astype(dtype)
 
 
-def _as_times(ts: Any, data: Any, several: bool) -> Any:
+def _as_times(ts: Any, data: Array | np.ndarray, several: bool) -> Array | np.ndarray | None:
     """The times as `[time]`, or for `several` trajectories `[trajectory, time]`, in the precision
     of the state."""
     dtype = time_dtype_of(data)

@@ -16,7 +16,13 @@ from ..executors.on_devices import AXIS, evaluated_on_each
 from ..ground.devices import cpu_devices
 from ..ground.devices.placement import default_device, on_cpu, platform, platform_of
 from ..ground.keys import as_before, raw
-from ..problem.ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleSerial, EnsembleThreads
+from ..problem.ensemble import (
+    EnsembleAlgorithm,
+    EnsembleGPUArray,
+    EnsembleGPUKernel,
+    EnsembleSerial,
+    EnsembleThreads,
+)
 from ..problem.options import check_count
 
 
@@ -52,7 +58,7 @@ class Placement:
         each = n // jax.process_count()
         return slice(each * jax.process_index(), each * (jax.process_index() + 1))
 
-    def split(self, tree: PyTree, n: int) -> Any:
+    def split(self, tree: PyTree, n: int) -> PyTree:
         """Arrays `[row]` with this process's part of `n` rows, split over its devices."""
         if self.mesh is None:
             return jax.tree.map(jnp.asarray, tree)
@@ -61,7 +67,7 @@ class Placement:
         )
         return jax.tree.map(lambda x: put(np.asarray(x), (n, *np.shape(x)[1:])), tree)
 
-    def everywhere(self, tree: PyTree) -> Any:
+    def everywhere(self, tree: PyTree) -> PyTree:
         """Arrays that every device has, with a dtype that is not weak."""
         sharding = None if self.mesh is None else NamedSharding(self.mesh, _WHOLE)
 
@@ -75,14 +81,14 @@ class Placement:
 
         return jax.tree.map(put, tree)
 
-    def onto(self, mesh: Mesh | None, tree: PyTree) -> Any:
+    def onto(self, mesh: Mesh | None, tree: PyTree) -> PyTree:
         """Arrays placed as a step on that mesh returns them, so that the step compiles once. (A
         loss may solve on several devices although the batch is on one.)"""
         if self.mesh is not None or mesh is None:
             return tree
         return jax.device_put(tree, NamedSharding(mesh, _WHOLE))
 
-    def home(self, tree: PyTree) -> Any:
+    def home(self, tree: PyTree) -> PyTree:
         """Arrays that every device had, placed so that they can be used with arrays on other
         devices."""
         return (
@@ -103,7 +109,7 @@ class Placement:
         return lambda *args: evaluated_on_each(mesh, fn, (_WHOLE, _SPLIT), out, args, post)
 
 
-def _all_reduced(tree: PyTree) -> Any:
+def _all_reduced(tree: PyTree) -> PyTree:
     """The sums over the devices, in one message for each dtype."""
     leaves, structure = jax.tree.flatten(tree)
     dtypes = dict.fromkeys(x.dtype for x in leaves)
@@ -131,7 +137,7 @@ def on_their_devices(fn: Callable[P, T]) -> Callable[P, T]:
     return computing
 
 
-def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
+def placement(devices: Any, ensemblealg: EnsembleAlgorithm | None, dist: bool) -> Placement:
     """The placement for these arguments of `fit`. **Raises:** `ValueError` for more devices than
     there are, and for contradictory arguments."""
     given = {"devices": devices, "ensemblealg": ensemblealg, "dist": dist or None}
@@ -162,7 +168,7 @@ def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
     return Placement(Mesh(mesh, (AXIS,), axis_types=(AxisType.Auto,)))
 
 
-def _devices_of(ensemblealg: Any) -> Any:
+def _devices_of(ensemblealg: EnsembleAlgorithm | None) -> Any:
     """The number of devices (None: one), or a list of them."""
     match ensemblealg:
         case EnsembleSerial():

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 from jaxtyping import PyTree
 
+from ..problem.ensemble import EnsembleAlgorithm
 from ..problem.options import check_count
 from .data import Arrays
 from .parallel import on_their_devices, Placement, placement
@@ -18,13 +19,13 @@ from .processes import needed, peers
 def predict(
     fn: Callable,
     params: PyTree,
-    data: Any,
+    data: PyTree,
     *,
     batch_size: int | None = None,
     devices: Any = None,
-    ensemblealg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
     dist: bool = False,
-) -> Any:
+) -> dict[str, np.ndarray] | None:
     """The results of a function for each item, in the order of the items.
 
     **Arguments:**
@@ -72,7 +73,7 @@ def predict(
     return jax.tree.map(lambda *x: np.concatenate(x), *parts)
 
 
-def _gathered(tree: PyTree, placed: Placement) -> Any:
+def _gathered(tree: PyTree, placed: Placement) -> dict[str, np.ndarray]:
     if placed.mesh is None or jax.process_count() == 1:
         return jax.tree.map(np.asarray, tree)
     from jax.experimental import multihost_utils

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax import Array
+from jax.extend.core import Jaxpr
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
@@ -82,15 +84,15 @@ class UpdateStep:
         params: PyTree,
         model_state: PyTree,
         batch: PaddedBatch,
-        key: Any,
+        key: Array,
         dtype: DTypeLike | None,
-    ) -> Any:
+    ) -> Array:
         """The mean loss of the items of a batch, added up in this dtype."""
         zero = jnp.zeros((), dtype)
         return self.mean(self.summed_losses, zero, params, model_state, batch, key)[0]
 
     def _step(
-        self, state: TrainingState, batch: Any, key: Any, number: Any
+        self, state: TrainingState, batch: PaddedBatch | None, key: Array, number: Array
     ) -> tuple[TrainingState, Any, StepReport]:
         key = jax.random.fold_in(key, number)
 
@@ -117,7 +119,7 @@ class UpdateStep:
         report = StepReport(loss, optax.tree.norm(gradient), learning_rate_in(optimizer))
         return new._replace(model_state=model_state), number + 1, report
 
-    def _compiled_for(self, state: TrainingState, both: Callable) -> tuple[Any, Any, Any]:
+    def _compiled_for(self, state: TrainingState, both: Callable) -> tuple[PyTree, PyTree, PyTree]:
         found = [optax.tree.get_all_with_path(state.optimizer, x) for x in ("value", "grad")]
         value, gradient = (x[0][1] if len(x) == 1 else None for x in found)
         if not self.repeats or value is None or gradient is None:  # (which needn't be there)
@@ -126,8 +128,8 @@ class UpdateStep:
         return jax.lax.cond(jnp.isfinite(known[0]), lambda _: known, both, state.params)
 
     def value_and_gradient(
-        self, params: PyTree, model_state: PyTree, batch: PaddedBatch | None, key: Any
-    ) -> tuple[Any, Any, Any]:
+        self, params: PyTree, model_state: PyTree, batch: PaddedBatch | None, key: Array
+    ) -> tuple[PyTree, PyTree, PyTree]:
         """The mean over the items and its gradient, however the items are split; and the next state
         of the model."""
         if not self.has_data:
@@ -145,19 +147,19 @@ class UpdateStep:
         both, model_state = self.mean(part, zeros, params, model_state, batch, key)
         return *both, model_state
 
-    def alone(self, params: PyTree, model_state: PyTree) -> tuple[Any, Any]:
+    def alone(self, params: PyTree, model_state: PyTree) -> tuple[PyTree, PyTree]:
         """The loss without data, and the next state of the model."""
         return self.loss(eqx.combine(params, self.static), model_state)
 
     def mean(
         self,
         part: Callable,
-        zeros: Any,
+        zeros: PyTree,
         params: PyTree,
         model_state: PyTree,
         batch: PaddedBatch,
-        key: Any,
-    ) -> tuple[Any, Any]:
+        key: Array,
+    ) -> tuple[PyTree, PyTree]:
         """The mean over the items, and the next state of the model. `part(params, model_state,
         rows, place, count, key)` returns the sums over the items among some rows, in the structure
         of `zeros`, and the next state."""
@@ -176,35 +178,51 @@ class UpdateStep:
         means = jax.tree.map(lambda x: x / batch.count.astype(x.real.dtype), sums)
         return means, model_state
 
-    def rows_at_a_time(self, params: PyTree, rows: Any, place: Any, key: Any) -> int | None:
+    def rows_at_a_time(self, params: PyTree, rows: PyTree, place: Array, key: Array) -> int | None:
         """How many of these rows a device computes with at a time; None for all."""
         return self.microbatch
 
     def summed_losses(
-        self, params: PyTree, model_state: PyTree, rows: Any, place: Any, count: Any, key: Any
-    ) -> tuple[Any, Any]:
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        rows: PyTree,
+        place: Array,
+        count: Array,
+        key: Array,
+    ) -> tuple[PyTree, PyTree]:
         """The sum of the losses of the items among these rows, and the next state of the model."""
         losses, model_state = self.losses(params, model_state, rows, place, key)
         sum_ = jnp.sum(jnp.where(place < count, losses, jnp.zeros((), losses.dtype)))
         return sum_, model_state
 
     def losses(
-        self, params: PyTree, model_state: PyTree, rows: Any, place: Any, key: Any
-    ) -> tuple[Any, Any]:
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        rows: PyTree,
+        place: Array,
+        key: Array,
+    ) -> tuple[PyTree, PyTree]:
         """The loss of each row, and the next state of the model."""
         losses, model_state = self.returned(params, model_state, rows, place, key)
         _check_losses(losses, place.shape[0])
         return losses, model_state
 
     def returned(
-        self, params: PyTree, model_state: PyTree, rows: Any, place: Any, key: Any
-    ) -> tuple[Any, Any]:
+        self,
+        params: PyTree,
+        model_state: PyTree,
+        rows: PyTree,
+        place: Array,
+        key: Array,
+    ) -> tuple[PyTree, PyTree]:
         """What the loss function returns for these rows, and the next state of the model."""
         keys = jax.vmap(functools.partial(jax.random.fold_in, key))(place)
         return self.loss(eqx.combine(params, self.static), model_state, rows, keys)
 
 
-def learning_rate_in(optimizer: Any) -> Any:
+def learning_rate_in(optimizer: Any) -> Array:
     """The learning rate in the state of an optimiser; NaN where there is none, or are several."""
     found = [x for _, x in optax.tree.get_all_with_path(optimizer, "learning_rate")]
     # (That of a schedule may be there, too.)
@@ -213,8 +231,12 @@ def learning_rate_in(optimizer: Any) -> Any:
 
 
 def _in_parts(
-    part: Callable, zeros: Any, model_state: PyTree, split: tuple[Any, Any], size: int | None
-) -> tuple[Any, Any]:
+    part: Callable,
+    zeros: PyTree,
+    model_state: PyTree,
+    split: tuple[PyTree, PyTree],
+    size: int | None,
+) -> tuple[PyTree, PyTree]:
     """The sum of `part` over pieces of the rows and their places, of `size` rows each. The state of
     the model goes from piece to piece."""
 
@@ -237,11 +259,11 @@ def _in_parts(
     return jax.lax.scan(add, begin, _pieces((rows, place), size))[0]
 
 
-def _pieces(split: Any, size: int) -> Any:
+def _pieces(split: PyTree, size: int) -> PyTree:
     return jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), split)
 
 
-def _sliced(split: Any, begin: int, end: int) -> Any:
+def _sliced(split: PyTree, begin: int, end: int) -> PyTree:
     return jax.tree.map(lambda x: x[begin:end], split)
 
 
@@ -298,8 +320,8 @@ def _like(before: Any, after: Any) -> Any:
 
 
 def traced(
-    step: UpdateStep, state: TrainingState, batch: PaddedBatch | None, key: Any
-) -> tuple[Any, Any]:
+    step: UpdateStep, state: TrainingState, batch: PaddedBatch | None, key: Array
+) -> tuple[PyTree, PyTree]:
     """The dtype of the loss, and the mesh of devices on which it is computed, if the loss itself
     solves on several devices; else None."""
     given = state.params, state.model_state
@@ -314,7 +336,7 @@ def traced(
     return value.dtype, mesh_of(jaxpr.jaxpr)
 
 
-def mesh_of(jaxpr: Any) -> Mesh | None:
+def mesh_of(jaxpr: Jaxpr) -> Mesh | None:
     """The mesh that a part of a program runs on, at any depth; None without one."""
     meshes = (eqn.params.get("mesh") for eqn in equations(jaxpr))
     return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
@@ -339,7 +361,7 @@ def check_real(value: Any) -> None:
         raise TypeError(f"the loss must be real, of a floating-point dtype; it is {value.dtype}.")
 
 
-def _extended(x: Any, missing: int) -> Any:
+def _extended(x: Array, missing: int) -> Array:
     return jnp.concatenate([x, jnp.broadcast_to(x[-1:], (missing, *x.shape[1:]))])
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from jax import Array
 
 from ..problem.options import check_count
 from .data import Arrays, Batches, gives_batches, source_of
@@ -47,7 +48,7 @@ class Validation:
             f"{self.patience} after it was lower."
         )
 
-    def loss(self, step: UpdateStep, state: TrainingState, key: Any, given: Callable) -> float:
+    def loss(self, step: UpdateStep, state: TrainingState, key: Array, given: Callable) -> float:
         """The validation loss of the parameters, the same in every process. `given()` are the
         arguments of a user's function."""
         if self.function is not None:

@@ -6,6 +6,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ..plan.trajectory_numbers import Trajectories
 from ..problem.ensemble import EnsembleAlgorithm
@@ -97,7 +98,7 @@ def check_store_key(store_key: Any, store: Any) -> None:
         raise ValueError("store_key is given without store; drop it, or give store='...' too.")
 
 
-def key_from(seed: Any, key: Any) -> Any:
+def key_from(seed: Any, key: Any) -> Array | None:
     """The PRNG key from which the keys of the trajectories are derived.
 
     **Raises:** `TypeError` for a `key` that is no PRNG key, and for a `seed` that is no integer.

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.typing import ArrayLike
 
 from ..plan.trajectory_numbers import Trajectories, TrajectoryNumbers
 from ..problem.number_table import of_kind
@@ -77,7 +78,7 @@ def _keeper() -> Callable[[TrajectoryNumbers], TrajectoryNumbers]:
     Arrays of the same contents are one copy, which trajectories share."""
     copies: dict[Any, np.ndarray] = {}
 
-    def kept(x: Any) -> Any:
+    def kept(x: ArrayLike) -> ArrayLike:
         if not isinstance(x, np.ndarray):
             return x
         (content,) = contents([x])

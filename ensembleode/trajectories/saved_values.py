@@ -7,11 +7,13 @@ derivatives. Where every step is saved, these states are interpolated between th
 
 import dataclasses
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jaxtyping import PyTree
 
 from ..ground.retcode import is_successful
@@ -91,7 +93,7 @@ def taken_apart(
     return of_one
 
 
-def rows_apart(lane: TrajectoryNumbers, times: Any) -> tuple[Any, Any]:
+def rows_apart(lane: TrajectoryNumbers, times: np.ndarray) -> tuple[Array, Array]:
     """Which of the saved rows of a trajectory are those of its states, and which are at the `times`
     of the callback."""
     sign = _sign(lane)
@@ -105,7 +107,7 @@ def rows_apart(lane: TrajectoryNumbers, times: Any) -> tuple[Any, Any]:
 
 def _between_steps(
     plan: Plan, result: Result, numbers: TrajectoryNumbers, times: Any
-) -> tuple[Any, Any, Any]:
+) -> tuple[Array, Array, Array]:
     """The states at the times of the callback, these times, and which of them were reached."""
     u, length = plan.as_given(result.u), result.length
     outcome = Outcome(*result._replace(u=u, inner=plan.as_given(result.inner)))
@@ -124,14 +126,14 @@ def _together(first: Any, second: Any, lane: TrajectoryNumbers) -> Any:
     ends = lane.t0, lane.t1
     first = first if isinstance(first, tuple) else (first,)
     is_jax = any(isinstance(x, jax.Array) for x in (*ends, *first, second))
-    xp: Any = jnp if is_jax else np
+    xp: ModuleType = jnp if is_jax else np
     joined = xp.concatenate([xp.atleast_1d(x) for x in first], axis=-1)
     second = xp.broadcast_to(xp.asarray(second), (*joined.shape[:-1], len(second)))
     sign = _sign(lane)
     return sign * xp.sort(sign * xp.concatenate([joined, second], axis=-1), axis=-1)
 
 
-def _sign(lane: TrajectoryNumbers) -> Any:
+def _sign(lane: TrajectoryNumbers) -> Array | np.ndarray:
     """The direction of the time span."""
-    xp: Any = jnp if any(isinstance(x, jax.Array) for x in (lane.t0, lane.t1)) else np
+    xp: ModuleType = jnp if any(isinstance(x, jax.Array) for x in (lane.t0, lane.t1)) else np
     return xp.where(lane.t1 < lane.t0, -1, 1).astype(lane.t0.dtype)

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 
 from ..ground.devices.placement import copied_to_jax
 from ..tracing.program import is_tracer, Program, trace
@@ -24,7 +25,7 @@ class ProbFuncTrace(NamedTuple):
     structure: Any
 
 
-def _trace(maker: TrajectoryMaker, key: Any) -> ProbFuncTrace:
+def _trace(maker: TrajectoryMaker, key: Array) -> ProbFuncTrace:
     found: dict[str, Any] = {}
 
     def outputs(index, repeat, key):
@@ -63,7 +64,7 @@ class ImpureError(Exception):
         )
 
 
-def trace_checked(maker: TrajectoryMaker, key: Any) -> ProbFuncTrace:
+def trace_checked(maker: TrajectoryMaker, key: Array) -> ProbFuncTrace:
     """The trace of `maker`. The first time that its `prob_func` is seen, it is traced twice.
 
     **Raises:** `ImpureError` where the second trace differs.

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 
 from ..ground.lifting import lift_numpy, NUMPY_INDEXED
 from ..ground.logs import log_once
@@ -37,7 +38,7 @@ _TIMES = [row.option for row in of_kind("times", "stops")]
 
 
 def describe(
-    ens: EnsembleProblem, solve_options: dict, key: Any, trajectories: int | None
+    ens: EnsembleProblem, solve_options: dict, key: Array, trajectories: int | None
 ) -> Trajectories:
     """Evaluate `ens.prob_func` over the index, by tracing it where that is possible. `trajectories`
     is their number; None for a single problem.
@@ -54,7 +55,7 @@ def describe(
     return dataclasses.replace(every, traced=every.traced or staged)
 
 
-def _evaluated(maker: TrajectoryMaker, key: Any, n: int) -> Trajectories:
+def _evaluated(maker: TrajectoryMaker, key: Array, n: int) -> Trajectories:
     ens = maker.ens
     try:
         made = trace_checked(maker, key)
@@ -95,7 +96,7 @@ _CALLED_AS_IMPURE = (
 )
 
 
-def _traced(maker: TrajectoryMaker, key: Any, n: int, made: ProbFuncTrace) -> Trajectories:
+def _traced(maker: TrajectoryMaker, key: Array, n: int, made: ProbFuncTrace) -> Trajectories:
     program, consts, leaves, structure = made
     check_reads_by_index("prob_func", program, consts, n)
     # The solution computes `u0` and `p` from these copies, also after the user has overwritten
@@ -178,7 +179,7 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
     )
 
 
-def _is_plain(maker: TrajectoryMaker, key: Any) -> bool:
+def _is_plain(maker: TrajectoryMaker, key: Array) -> bool:
     """Whether all trajectories solve the problem as it was given, so that only `f` has to be
     traced: there is no `prob_func`, no noise, no traced number, and no option with a row for each
     trajectory."""
@@ -194,7 +195,7 @@ def _is_plain(maker: TrajectoryMaker, key: Any) -> bool:
         return False
 
 
-def _shared_by_all(maker: TrajectoryMaker, key: Any) -> Trajectories:
+def _shared_by_all(maker: TrajectoryMaker, key: Array) -> Trajectories:
     lane = jax.tree.map(as_input, maker(0, 1, key))
     return maker.trajectories(
         batched=jax.tree.map(lambda _: False, lane),

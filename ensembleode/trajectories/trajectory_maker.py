@@ -10,7 +10,9 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jax.typing import DTypeLike
+from jax import Array
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PyTree
 
 from ..ground.devices.alone import without_mesh
 from ..ground.keys import words_of
@@ -79,7 +81,7 @@ class TrajectoryMaker:
         # Whether f needs the values of integers in p to be known while tracing.
         self.fixes_whole = False
 
-    def __call__(self, index: Any, repeat: Any, key: Any) -> TrajectoryNumbers:
+    def __call__(self, index: ArrayLike, repeat: ArrayLike, key: Array) -> TrajectoryNumbers:
         ctx = EnsembleContext(index, repeat, key)
         prob = self.ens.make(ctx)
         if isinstance(prob, SDEProblem | JumpProblem):
@@ -195,7 +197,7 @@ class TrajectoryMaker:
             product = product_of(field, jac, places, written)
         self.form = ImplicitForm(product, mass)
         if jac is not None:
-            avals: list[Any] = [v.aval for v in jac.jaxpr.constvars]
+            avals: list = [v.aval for v in jac.jaxpr.constvars]
             numbers = tuple((x.shape, x.dtype) for x in avals)
             self.programs["f"] = with_constants_around(field, (), numbers)
         return lane._replace(consts=(*lane.consts, *more))
@@ -341,7 +343,7 @@ class TrajectoryMaker:
         name: str,
         value: Any,
         what: str,
-        index: Any,
+        index: ArrayLike,
         remedy: str = "Solve one ensemble for each.",
     ) -> None:
         if self.kept.setdefault(name, value) != value:
@@ -435,7 +437,7 @@ def trace_program(
     return without_mesh(program), tuple(consts)
 
 
-def _check_rate(out: Any, u: Any) -> None:
+def _check_rate(out: Any, u: PyTree) -> None:
     """**Raises:** `TypeError` or `ValueError` for what `f` returned, where that isn't like a state
     `u` that is an array."""
     structure = jtu.tree_structure(out)
@@ -465,7 +467,9 @@ def _check_rate(out: Any, u: Any) -> None:
         )
 
 
-def _as_given(row: NumberRow, options: dict[str, Any], shape: tuple, dtype: np.dtype) -> Any:
+def _as_given(
+    row: NumberRow, options: dict[str, Any], shape: tuple, dtype: np.dtype
+) -> Array | np.ndarray | None:
     """The numbers of an option, in the form that the user gave."""
     value = options[row.option]
     if row.kind == "tolerance":
@@ -475,6 +479,6 @@ def _as_given(row: NumberRow, options: dict[str, Any], shape: tuple, dtype: np.d
     return None if value is None else _as_real(value, row.dtype or dtype)
 
 
-def _as_real(x: Any, dtype: DTypeLike) -> Any:
+def _as_real(x: PyTree, dtype: DTypeLike) -> Array | np.ndarray:
     # (Converted by NumPy, a concrete number stays concrete inside of a trace.)
     return x.astype(dtype) if is_tracer(x) else np.asarray(x, dtype)

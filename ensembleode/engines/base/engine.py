@@ -4,10 +4,13 @@ import abc
 from collections.abc import Callable
 from typing import Any, ClassVar
 
+from jaxtyping import PyTree
+
 from ...plan.events import TracedCallbacks
 from ...plan.noise import NoiseTerms
 from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
+from ...problem.ensemble import EnsembleAlgorithm
 from ...tracing.program import Program, Static
 from .results import for_one, only
 
@@ -58,7 +61,7 @@ class Engine(abc.ABC):
         """Why this engine can't run on this machine; None when it can."""
         return None
 
-    def unreadable(self, field: Program, state: Any, batched: TrajectoryNumbers) -> str | None:
+    def unreadable(self, field: Program, state: PyTree, batched: TrajectoryNumbers) -> str | None:
         """Why this engine can't run this field on such a state; None when it can.
 
         **Arguments:** `batched`: which numbers differ between trajectories, as booleans.
@@ -74,7 +77,7 @@ class Engine(abc.ABC):
         return None
 
     def slower(
-        self, field: Program, state: Any, batched: TrajectoryNumbers, *, is_extended: bool
+        self, field: Program, state: PyTree, batched: TrajectoryNumbers, *, is_extended: bool
     ) -> str | None:
         """Why another engine is better with this field; None where none is. `is_extended` says
         whether the state has components behind the user's."""
@@ -113,7 +116,7 @@ class Engine(abc.ABC):
         """The solutions of `n` trajectories, with the trajectories along the first axis (in `t`
         only where they have their own times). Those that the mask excludes need not be solved."""
 
-    def width(self, state: Any, n: int) -> int:
+    def width(self, state: PyTree, n: int) -> int:
         """How many neighbouring trajectories, of `n` with such a state, stay on the same device."""
         return 1
 
@@ -134,7 +137,7 @@ class Engine(abc.ABC):
         """Whether the steps factorise matrices."""
         return False
 
-    def executor(self, ensemblealg: Any) -> Any:
+    def executor(self, ensemblealg: EnsembleAlgorithm | None) -> Any:
         """The executor for ensembles, if this engine has its own; None for the usual executor.
 
         **Raises:** `ValueError` for ensemble algorithms that the engine doesn't support.

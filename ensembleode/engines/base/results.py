@@ -125,7 +125,7 @@ def events_in(plan: Plan, rows: Any) -> tuple[dict[str, Any], End | None]:
     return {name: x[:, first:] for name, x in named.items()}, ended
 
 
-def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:
+def _asked_for(times: Any, t0: Array, t1: Array) -> tuple:
     """Masks `[1, row]` or `[lane, row]` of the rows that have a time, and of the rows whose time is
     before `t0` or before that of an earlier row, which is possible for traced times."""
     times = jnp.asarray(times)
@@ -137,7 +137,7 @@ def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:
     return jnp.isfinite(times), forwards < before
 
 
-def numbers_of_each(x: Any, is_own: bool, n: int) -> Any:
+def numbers_of_each(x: Array, is_own: bool, n: int) -> Array:
     """The numbers `x` of `n` trajectories, repeated where all trajectories share `x`."""
     x = jnp.asarray(x)
     return x if is_own else jnp.broadcast_to(x, (n, *x.shape))

@@ -35,7 +35,7 @@ class ColumnState(NamedTuple):
     stops: ColumnStops | None = None
 
     @property
-    def is_active(self) -> Any:
+    def is_active(self) -> Array:
         return self.code == verdicts.GOING
 
 
@@ -89,13 +89,13 @@ def start(
     return state._replace(t=t), carry
 
 
-def _is_finite(y: tuple) -> Any:
+def _is_finite(y: tuple) -> Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in y]))
 
 
 def _first_step(
     plan: Plan, field: Callable, numbers: TrajectoryNumbers, y: tuple
-) -> tuple[Any, Any]:
+) -> tuple[Array, Array]:
     """The method's carry at the start, and the size of the first step."""
     solver, t = plan.method.value, jnp.asarray(numbers.t0)
     h: Any = numbers.dt
@@ -111,12 +111,12 @@ def _first_step(
     return carry, jnp.abs(h)
 
 
-def _beyond(numbers: TrajectoryNumbers, jumps: Any, t: Any) -> Any:
+def _beyond(numbers: TrajectoryNumbers, jumps: Array, t: Array) -> Array:
     """The time just after `t` where `f` jumps there, else `t`."""
     return jnp.where(jumps, next_time(ARRAYS, t, jnp.sign(numbers.t1 - numbers.t0)), t)
 
 
-def carry_at(plan: Plan, field: Callable, y: tuple, t: Any) -> Any:
+def carry_at(plan: Plan, field: Callable, y: tuple, t: Array) -> Any:
     """The method's carry for a step from the state `y` at `t`."""
     return plan.method.value.method.init(ARRAYS, equations_of(field), y, t)
 
@@ -145,7 +145,7 @@ def attempt(plan: Plan, numbers: TrajectoryNumbers, state: ColumnState) -> Colum
 
 
 def decide(
-    plan: Plan, numbers: TrajectoryNumbers, state: ColumnState, trial: ColumnTrial, quality: Any
+    plan: Plan, numbers: TrajectoryNumbers, state: ColumnState, trial: ColumnTrial, quality: Array
 ) -> tuple:
     """The variables after a step, whether it was accepted, and whether `f` jumps at its end (None
     without known times). `quality`: for an adaptive step the square of the norm of its scaled
@@ -191,14 +191,14 @@ def code_of(
     state: ColumnState,
     y: tuple,
     probe: Callable[[ColumnTrial], tuple],
-) -> Any:
+) -> Array:
     """The return code of a loop that has ended or was stopped, in the state `y`. To find it out may
     take another turn: `probe` makes a trial step and returns the state after it."""
     code, tol = jnp.where(state.is_active, verdicts.STOPPED, state.code), _tolerances_of(numbers)
     if not plan.method.value.adaptive:
         return code
 
-    def probed() -> Any:
+    def probed() -> Array:
         trial = attempt(plan, numbers, state._replace(h=verdicts.PROBE * state.h))
         return verdicts.code_of_probe(ARRAYS, tol, y, probe(trial))
 
@@ -208,11 +208,11 @@ def code_of(
 
 
 def turns(
-    body: Callable, state_of: Callable[[Any], ColumnState], stop: Any
+    body: Callable, state_of: Callable[[Any], ColumnState], stop: Array | None
 ) -> tuple[Callable, Callable]:
     """The condition and the body of a loop that takes turns until it ends or is stopped."""
 
-    def going(carry: Any) -> Any:
+    def going(carry: Any) -> Array:
         return state_of(carry).is_active
 
     if stop is None:
@@ -221,7 +221,7 @@ def turns(
     def some(carry: Any) -> Any:
         first = state_of(carry).ntried
 
-        def soon(carry: Any) -> Any:
+        def soon(carry: Any) -> Array:
             return going(carry) & (state_of(carry).ntried - first < tuning.TURNS_BETWEEN_LOOKS)
 
         return jax.lax.while_loop(soon, body, carry)

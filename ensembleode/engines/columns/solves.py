@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ...ground.devices.alone import alone
 from ...plan.known_times import differing
@@ -53,7 +54,7 @@ def solve(
 def _by_trajectory(plan: Plan, result: Result, n: int) -> Result:
     """The matrix's result with the trajectories along the first axis."""
 
-    def repeated(x: Any) -> Any:
+    def repeated(x: Array) -> Array:
         return jnp.broadcast_to(x, (n, *x.shape[1:]))
 
     found = jax.tree.map(repeated, result._replace(u=None, t=None))
@@ -61,7 +62,9 @@ def _by_trajectory(plan: Plan, result: Result, n: int) -> Result:
     return found._replace(u=jnp.moveaxis(result.u[0], -1, 0), t=t)
 
 
-def _with_steps(plan: Plan, lanes: TrajectoryNumbers, ends: Any) -> tuple[Plan, TrajectoryNumbers]:
+def _with_steps(
+    plan: Plan, lanes: TrajectoryNumbers, ends: Array
+) -> tuple[Plan, TrajectoryNumbers]:
     """The plan and the numbers of solves that take these steps."""
     solver = plan.method.value._replace(controller=None)
     batched = plan.batched._replace(dt=False, tstops=False)
@@ -121,7 +124,7 @@ class _ColumnSteps:
         work = column_step.operations(d) * d.method.stages * (self.room // d.width)
         self.threads = plan.threads if work >= tuning.WORTH_SHARING else 1
 
-    def field(self, y: tuple, t: Any) -> tuple:
+    def field(self, y: tuple, t: Array) -> tuple:
         """The derivatives of the matrix, which is a tuple of one array."""
         assert isinstance(self.one.field, Program)
         return (self.one.field(self.numbers.consts, y[0], self.numbers.p, t),)
@@ -143,25 +146,25 @@ class _ColumnSteps:
         ends = jnp.full(self.plan.maxiters, far, d.dtype)
         return _Turn(state, both, rows, jnp.zeros((), jnp.int32), row, ends)
 
-    def _carried(self, y: tuple, carry: Any) -> Any:
+    def _carried(self, y: tuple, carry: Any) -> Array:
         """The matrix and the method's carry in the form of a half of `both`."""
         return jnp.concatenate([self._padded(x) for x in (*y, *jax.tree.leaves(carry))])
 
-    def _padded(self, x: Any) -> Any:
+    def _padded(self, x: Array) -> Array:
         """A matrix `[*state, column]` as `[component, column]`, filled up with copies of the last
         column."""
         x = x.reshape(self.d.size, self.n)
         return jnp.pad(x, ((0, 0), (0, self.room - self.n)), mode="edge")
 
-    def _matrix(self, x: Any) -> Any:
+    def _matrix(self, x: Array) -> Array:
         """`[..., component, column]` as `[..., *state, column]`, without the copies at the end."""
         return x[..., : self.n].reshape(*x.shape[:-2], *self.plan.state.shape, self.n)
 
-    def _state(self, both: Any, half: Any) -> tuple:
+    def _state(self, both: Array, half: Array) -> tuple:
         """The matrix in a half."""
         return (self._matrix(both[half, : self.d.size]),)
 
-    def attempt(self, turn: _Turn, h: Any, last: Any) -> tuple:
+    def attempt(self, turn: _Turn, h: Array, last: Array) -> tuple:
         """`both`, `rows` (up to `last`) and the measures after an attempt of this size."""
         d = self.d
         now = jnp.stack([turn.state.t, h]).astype(d.dtype)
@@ -201,7 +204,7 @@ class _ColumnSteps:
 
         return jax.lax.cond(jumps, anew, lambda: both)
 
-    def _last_row(self, turn: _Turn, t2: Any) -> Any:
+    def _last_row(self, turn: _Turn, t2: Array) -> Array:
         """The number of the first row after those that lie in a step to `t2`."""
         mode, numbers, rows = self.plan.saving.mode, self.numbers, self.saved_rows
         if mode == "ends":
@@ -210,12 +213,12 @@ class _ColumnSteps:
             return turn.row + 1
         direction = jnp.sign(numbers.t1 - numbers.t0)
 
-        def due(row: Any) -> Any:
+        def due(row: Array) -> Array:
             return (row < rows) & (direction * (t2 - numbers.saveat.at[row].get(mode="clip")) >= 0)
 
         return jax.lax.while_loop(due, lambda row: row + 1, turn.row)
 
-    def _quality(self, measures: Any) -> Any:
+    def _quality(self, measures: Array) -> Array:
         """The quality of a step, in the form that `loop.decide` wants."""
         d, measures = self.d, measures[:, : self.n]
         if not d.adaptive:
@@ -246,7 +249,7 @@ class _ColumnSteps:
         counts = code.astype(jnp.int8)[None], state.naccept[None], state.ntried[None]
         return LoopResult(u[None], t, count[None], *counts, restarts)
 
-    def _of_rows(self, t: Any) -> Any:
+    def _of_rows(self, t: Array) -> Array:
         """The first times, one for each row that there is room for."""
         missing = self.saved_rows - len(t)
         return jnp.pad(t, (0, max(0, missing)), constant_values=jnp.nan)[: self.saved_rows]

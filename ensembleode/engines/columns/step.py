@@ -113,7 +113,7 @@ class _Columns:
         def place(first: Value, state: int, c: Any) -> Value:
             return (first + (state * d.size) + c) * self.room + at
 
-        def load(state: int) -> list[Any]:
+        def load(state: int) -> list:
             return built(b, d, lambda c: place(self.old, state, c), both.load_lanes)
 
         y, *rest = map(load, range(_states(d)))

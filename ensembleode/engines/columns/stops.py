@@ -49,7 +49,7 @@ def begin(numbers: TrajectoryNumbers) -> tuple[ColumnStops | None, Any]:
 
 
 def arrive(
-    numbers: TrajectoryNumbers, stops: ColumnStops, t: Any, tried: Any, here: Any
+    numbers: TrajectoryNumbers, stops: ColumnStops, t: Array, tried: Array, here: Array
 ) -> tuple[ColumnStops, Any]:
     """The variables in the next stretch of time if that begins `here`, at `t`; and whether `f`
     jumps there, so that the stretch begins a unit in the last place later."""
@@ -60,10 +60,10 @@ def arrive(
         jumps = here & (_time_of_row(table, row, direction) == t)
     t = jnp.where(jumps, next_time(ARRAYS, t, direction), t)
 
-    def passed(table: Any, row: Any) -> Any:
+    def passed(table: Array, row: Array) -> Array:
         """The first row after the time `t`."""
 
-        def due(row: Any) -> Any:
+        def due(row: Array) -> Array:
             return here & (direction * (t - _time_of_row(table, row, direction)) >= 0)
 
         return jax.lax.while_loop(due, lambda row: row + 1, row)
@@ -81,7 +81,7 @@ def arrive(
     return stops, jumps
 
 
-def _time_of_row(table: Any, row: Any, direction: Any) -> Any:
+def _time_of_row(table: Array, row: Array, direction: Array) -> Array:
     """The time of a row; infinitely far where there are no more rows."""
     return jnp.where(row < len(table), table.at[row].get(mode="clip"), direction * jnp.inf)
 

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from ...fields import Inputs, parameters_of, UntranslatableError
 from ...fields.derivatives.sparsity import structure
@@ -96,7 +97,7 @@ def _read_program(program: Program, what: str) -> _FieldReading:
     avals = parameters_of(program)
     inputs = Inputs.laid_out(avals, ["own"] * len(avals))
     # The loops of a large state stay loops.
-    outs: list[Any] = program.jaxpr.outvars
+    outs: list = program.jaxpr.outvars
     is_large = any(math.prod(x.aval.shape) >= least_in_memory() for x in outs)
     try:
         fn = by_loops(program.jaxpr, inputs) if is_large else lower(program.jaxpr, inputs)
@@ -121,7 +122,7 @@ class CompiledEngine(Engine):
         return method.method(alg, options, has_dt=has_dt)
 
     def solve_trajectories(
-        self, plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Any = None
+        self, plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Array | None = None
     ) -> Result:
         """Solve `n` trajectories."""
         solver = plan.method.value

@@ -21,6 +21,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ...fields import parameters_of
 from ...ground.retcode import reached_end
@@ -77,7 +79,7 @@ def pull_back(
         found = [x.reshape(-1, *x.shape[2:])[:n] for x in jax.lax.map(of, jnp.asarray(which))]
     u0, *parameters = found
 
-    def summed(x: Any, is_own: bool) -> Any:
+    def summed(x: Array, is_own: bool) -> Array:
         return x if is_own else where(known.ok, x).reshape(flow.groups, -1, *x.shape[1:]).sum(1)
 
     return [u0, *map(summed, parameters, flow.own)]
@@ -90,7 +92,7 @@ def _part(plan: Plan) -> int:
     return max(_LEAST, _ROOM // ((plan.maxiters + 1) * numbers * plan.state.dtype.itemsize))
 
 
-def _through(flow: Flow, lanes: TrajectoryNumbers, there: Any, cotangent: Any) -> list:
+def _through(flow: Flow, lanes: TrajectoryNumbers, there: Array, cotangent: Array) -> list:
     """The cotangents of the initial states and of the `wanted` parameters, one for each trajectory,
     from the `cotangent` of the rows that are `there`, `[trajectory, row]`."""
     plan = flow.plan
@@ -114,10 +116,10 @@ def _through(flow: Flow, lanes: TrajectoryNumbers, there: Any, cotangent: Any) -
     flat = cotangent.reshape(n, there.shape[1], -1)
     rows = jnp.max(jnp.sum(there, axis=1, dtype=jnp.int32))
 
-    def at(x: Any, row: Any) -> Any:
+    def at(x: Array, row: Array) -> Array:
         return jax.lax.dynamic_index_in_dim(x, row, 1, keepdims=False)
 
-    def one(i: Any, y: Any) -> Any:
+    def one(i: Any, y: PyTree) -> PyTree:
         row = rows - 1 - i
         here, start = at(there, row), at(times, row)
         y = y.at[:, :size].add(where(here, at(flat, row)))
@@ -138,13 +140,15 @@ def _through(flow: Flow, lanes: TrajectoryNumbers, there: Any, cotangent: Any) -
     return solves.taken_apart(y, [plan.state, *(avals[i] for i in flow.wanted)])
 
 
-def _of_components(plan: Plan, lanes: TrajectoryNumbers, name: str) -> Any:
+def _of_components(plan: Plan, lanes: TrajectoryNumbers, name: str) -> Array:
     """A tolerance of the solve: `[trajectory or 1, component or 1]`."""
     x = jnp.asarray(getattr(lanes, name), plan.state.dtype)
     return x.reshape(x.shape[0] if getattr(plan.batched, name) else 1, -1)
 
 
-def _tolerances_of_adjoint(abstol: Any, reltol: Any, adjoint: Any, u: Any) -> tuple[Any, Any]:
+def _tolerances_of_adjoint(
+    abstol: Array, reltol: Array, adjoint: Array, u: Array
+) -> tuple[Array, Array]:
     """The tolerances of the adjoint from a saved time on, from its value there and the tolerances
     of the forward solve. As the adjoint's units are reciprocal to the state's, its components are
     compared by the change of the loss when a component of the state `u` changes by its own size.
@@ -190,7 +194,7 @@ def _back_plan(flow: Flow, forward: tuple) -> tuple[Plan, list]:
 
 
 def _back_numbers(
-    plan: Plan, lanes: TrajectoryNumbers, forward: tuple, ends: Any, start: Any, end: Any
+    plan: Plan, lanes: TrajectoryNumbers, forward: tuple, ends: Array, start: Array, end: Array
 ) -> TrajectoryNumbers:
     """The numbers of the adjoint from `start` back to `end`, without its value, its tolerances and
     the constants. Its time is the distance from `start`, as late times are too coarse to resolve
@@ -200,7 +204,7 @@ def _back_numbers(
     jumps = lanes.d_discontinuities
     origin = start if jumps is None else jnp.zeros_like(start)
 
-    def passed(t: Any) -> Any:
+    def passed(t: Array) -> Array:
         of, by = (x.reshape(-1, *(1,) * (t.ndim - 1)) for x in (origin, direction))
         return by * (of - t)
 
@@ -231,7 +235,7 @@ def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tupl
     of `_state_at`."""
     (out,), (numbers, t) = field.out_avals, numbers_and_time(field)
 
-    def backwards(y: Any, p: tuple, passed: Any) -> Any:
+    def backwards(y: Array, p: tuple, passed: Array) -> Array:
         numbers, origin, forward = p
         direction = forward[0]
         t = origin - direction * passed
@@ -246,7 +250,9 @@ def _adjoint_of(field: Program, wanted: tuple[int, ...], forward: tuple) -> tupl
     return trace(backwards, state, (numbers, t, forward), t, rules=True)
 
 
-def _state_at(direction: Any, rows: Any, times: Any, u: Any, inner: Any, t: Any) -> Any:
+def _state_at(
+    direction: Array, rows: Array, times: Array, u: Array, inner: Array, t: Array
+) -> Array:
     """The state at a time, from the steps of one trajectory (see `solves.Steps`). Where two steps
     meet, it is the end of the earlier one."""
 

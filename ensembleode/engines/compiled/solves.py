@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.typing import DTypeLike
 
 from ...fields import parameters_of
@@ -141,12 +142,12 @@ def width_of(
 #
 
 
-def solve(plan: Plan, lanes: TrajectoryNumbers, mask: Any) -> Result:
+def solve(plan: Plan, lanes: TrajectoryNumbers, mask: Array) -> Result:
     """The result of the trajectories in the mask `[n]`; it has times where each has its own."""
     return _mapped(plan, rows_alone=False)(lanes, mask)
 
 
-def rows(plan: Plan, lanes: TrajectoryNumbers, mask: Any) -> list[Any]:
+def rows(plan: Plan, lanes: TrajectoryNumbers, mask: Array) -> list:
     """See `engine.Engine`."""
     return _mapped(plan, rows_alone=True)(lanes, mask)
 
@@ -170,7 +171,9 @@ def _mapped(plan: Plan, *, rows_alone: bool) -> Callable:
     return run
 
 
-def _solve(plan: Plan, rows_alone: bool, lanes: TrajectoryNumbers, mask: Any) -> Any:
+def _solve(
+    plan: Plan, rows_alone: bool, lanes: TrajectoryNumbers, mask: Array
+) -> Result | list[Array] | None:
     n, saving, events, saved = len(mask), plan.saving, plan.events, _saved_rows(plan)
     d = described(plan, lanes, n)
     outputs = [_array(d, n, saved * d.row)]
@@ -214,7 +217,7 @@ def _solve(plan: Plan, rows_alone: bool, lanes: TrajectoryNumbers, mask: Any) ->
 
 
 def _to_solve(
-    d: KernelDescription, plan: Plan, lanes: TrajectoryNumbers, mask: Any, outputs: list
+    d: KernelDescription, plan: Plan, lanes: TrajectoryNumbers, mask: Array, outputs: list
 ) -> tuple:
     """The arguments of `_run` for the kernel `solve` with these outputs."""
     n, (text, arrays) = len(mask), kernel.solving(d)
@@ -243,7 +246,7 @@ class Steps(NamedTuple):
     rows: Any
 
 
-def steps(plan: Plan, lanes: TrajectoryNumbers, mask: Any) -> Steps:
+def steps(plan: Plan, lanes: TrajectoryNumbers, mask: Array) -> Steps:
     """Every step of the wanted trajectories, without callbacks, on a CPU."""
     n, rows = len(mask), plan.maxiters + 1
     plan = dataclasses.replace(plan, saving=Saving("steps", True, rows))
@@ -296,7 +299,7 @@ def _run(
     items: int,
     threads: int,
     least: int,
-) -> list[Any]:
+) -> list:
     """Call a kernel for `items` of work, by at most `threads` threads with `least` items each."""
     if plan.engine.on_gpu:
         which = launch.PtxKernel(text, name, len(operands), len(outputs))
@@ -314,14 +317,14 @@ def memory_of(size: int) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct((size,), np.int8)] if size else []
 
 
-def _trajectories_first(d: KernelDescription, x: Any) -> Any:
+def _trajectories_first(d: KernelDescription, x: Array) -> Array:
     """A result of the shape of an `_array`, with the trajectories first."""
     return x.T if d.on_gpu else x
 
 
 def operands(
-    d: KernelDescription, plan: Plan, lanes: TrajectoryNumbers, mask: Any, rows: int, *more: int
-) -> list[Any]:
+    d: KernelDescription, plan: Plan, lanes: TrajectoryNumbers, mask: Array, rows: int, *more: int
+) -> list:
     """The operands that all kernels of trajectories have; `more` are further sizes."""
     sizes = np.array([len(mask), rows, plan.maxiters, *more], np.int32)
     stop = [] if d.on_gpu else [NEVER if lanes.stop is None else lanes.stop]
@@ -375,7 +378,7 @@ def pull_back(
     return [to_u0.reshape(n, *plan.state.shape), *(found[i] for i in sorted(found))]
 
 
-def taken_apart(flat: Any, avals: Sequence[Any]) -> list[Any]:
+def taken_apart(flat: Array, avals: Sequence) -> list:
     """The arrays whose numbers are the columns of `flat`, one after the other: `[row, ...]`."""
     ends = itertools.accumulate((math.prod(x.shape) for x in avals), initial=0)
     # The number of rows is spelled out instead of -1, as an array may be empty.

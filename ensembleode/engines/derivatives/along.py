@@ -8,6 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jax.typing import ArrayLike
 
 from ...ground.devices.alone import alone
 from ...plan.events import EVENT_ROWS
@@ -19,7 +21,7 @@ from .flow import Flow, RecordedSolve
 from .rates import rates
 
 
-def where(mask: Any, x: Any) -> Any:
+def where(mask: Array, x: Any) -> Array:
     """`x` where the mask, which has the first axes of `x`, is true; zero elsewhere."""
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, jnp.zeros_like(x))
 
@@ -42,7 +44,7 @@ def without_events(flow: Flow) -> Flow:
     return dataclasses.replace(flow, plan=plan)
 
 
-def is_there(flow: Flow, known: RecordedSolve) -> list[Any]:
+def is_there(flow: Flow, known: RecordedSolve) -> list:
     """The rows that were reached, in trajectories that succeeded: `[trajectory, row]`."""
     there, plan, ok = [_is_saved(flow, known)], flow.plan, known.ok[:, None]
     if plan.event_slots:
@@ -55,7 +57,7 @@ def is_there(flow: Flow, known: RecordedSolve) -> list[Any]:
     return there
 
 
-def _is_saved(flow: Flow, known: RecordedSolve) -> Any:
+def _is_saved(flow: Flow, known: RecordedSolve) -> Array:
     """The rows of saved states that were reached: `[trajectory, row]`."""
     ok, reached = known.ok[:, None], known.reached
     if flow.plan.saving.mode == "ends":
@@ -63,23 +65,23 @@ def _is_saved(flow: Flow, known: RecordedSolve) -> Any:
     return ok & (jnp.arange(saved_of(flow), dtype=reached.dtype)[None] < reached[:, None])
 
 
-def times_rate(rate: Any, dt: Any) -> Any:
+def times_rate(rate: Array, dt: Array) -> Array:
     """A rate of change multiplied by a tangent of time."""
     return rate * dt.reshape(*dt.shape, *(1,) * (rate.ndim - dt.ndim))
 
 
-def each_t0(flow: Flow, x: Any) -> Any:
+def each_t0(flow: Flow, x: Array) -> Array:
     """`x` with one number for each trajectory, where all may share `t0`."""
     return numbers_of_each(x, flow.plan.batched.t0, flow.n)
 
 
-def fit_for(ok: Any) -> Callable[..., Any]:
+def fit_for(ok: Array) -> Callable[..., Any]:
     """`fit(x, is_own)`, which makes numbers fit to compute with for all trajectories: it replaces
     those of trajectories that failed, which may be infinite, by those of one that succeeded. If
     none succeeded, its result depends on nothing that is differentiated."""
     some, any_ = jnp.argmax(ok), jnp.any(ok)
 
-    def fit(x: Any, is_own: bool = True) -> Any:
+    def fit(x: Array, is_own: bool = True) -> Array:
         # Not differentiated, since zero times an infinite derivative is NaN.
         fixed = jax.lax.stop_gradient(x)
         if not is_own:
@@ -89,7 +91,7 @@ def fit_for(ok: Any) -> Callable[..., Any]:
     return fit
 
 
-def _rates(flow: Flow, lanes: TrajectoryNumbers, ok: Any, u: Any, t: Any) -> Any:
+def _rates(flow: Flow, lanes: TrajectoryNumbers, ok: Array, u: Array, t: Array) -> Array:
     """`f` at states `[trajectory, time, *state]`; zero for trajectories that failed."""
     safe, own = fit_for(ok), flow.plan.batched
     consts, p = map(safe, lanes.consts, own.consts), map(safe, lanes.p, own.p)
@@ -97,13 +99,13 @@ def _rates(flow: Flow, lanes: TrajectoryNumbers, ok: Any, u: Any, t: Any) -> Any
     return where(ok, alone(functools.partial(rates, flow.plan), lanes, safe(u), safe(t)))
 
 
-def start_rate(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve) -> Any:
+def start_rate(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve) -> Array:
     """`f` at the initial states; where `f` jumps at `t0`, just after the jump."""
     t0 = _beside(flow, lanes, each_t0(flow, lanes.t0)[:, None], 1)
     return _rates(flow, lanes, known.ok, lanes.u0[:, None], t0)[:, 0]
 
 
-def _beside(flow: Flow, lanes: TrajectoryNumbers, t: Any, side: Any) -> Any:
+def _beside(flow: Flow, lanes: TrajectoryNumbers, t: Array, side: ArrayLike) -> Array:
     """The times `[trajectory, time]`, or where `f` may jump their neighbours: the later ones if
     `side` is 1, the earlier ones if it is -1."""
     if lanes.d_discontinuities is None:
@@ -114,7 +116,7 @@ def _beside(flow: Flow, lanes: TrajectoryNumbers, t: Any, side: Any) -> Any:
     return t + jax.lax.stop_gradient(next_time(ArrayArithmetic(jnp), fixed, side * direction) - t)
 
 
-def _which_end(flow: Flow, known: RecordedSolve) -> tuple[Any, Any]:
+def _which_end(flow: Flow, known: RecordedSolve) -> tuple[Array, Array]:
     """The row of each trajectory that is at `t1`, and whether there is such a row."""
     saving, reached = flow.plan.saving, known.reached
     arrived = jnp.ones_like(reached, bool) if known.ended is None else ~known.ended
@@ -128,7 +130,7 @@ def moving_times(flow: Flow, dlanes: TrajectoryNumbers) -> Any:
     return dlanes.saveat if flow.plan.saving.mode == "times" else dlanes.t1
 
 
-def row_rates(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, rows: Any) -> Any:
+def row_rates(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, rows: Array) -> Array:
     """`f` at those saved states whose times may move, `[trajectory, time, *state]`; where `f` jumps
     at such a time, just before the jump, except at the start. Zero where a state wasn't reached."""
     plan, n, ok = flow.plan, flow.n, known.ok
@@ -147,7 +149,7 @@ def row_rates(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, rows: 
     return where(there, _rates(flow, lanes, ok, safe, t))
 
 
-def at_times(flow: Flow, dtimes: Any) -> Any:
+def at_times(flow: Flow, dtimes: Array) -> Array:
     """Tangents of times as `[trajectory, time]`, for the times of `row_rates`."""
     batched, n = flow.plan.batched, flow.n
     if flow.plan.saving.mode == "times":
@@ -155,7 +157,7 @@ def at_times(flow: Flow, dtimes: Any) -> Any:
     return numbers_of_each(dtimes, batched.t1, n)[:, None]
 
 
-def to_rows(flow: Flow, known: RecordedSolve, x: Any) -> Any:
+def to_rows(flow: Flow, known: RecordedSolve, x: Array) -> Array:
     """An array over the times of `row_rates`, extended to all saved rows by zeros."""
     if flow.plan.saving.mode != "steps":
         return x
@@ -164,7 +166,7 @@ def to_rows(flow: Flow, known: RecordedSolve, x: Any) -> Any:
     return where(is_end, jnp.broadcast_to(x, (flow.n, saved_of(flow), *x.shape[2:])))
 
 
-def from_rows(flow: Flow, known: RecordedSolve, c: Any) -> Any:
+def from_rows(flow: Flow, known: RecordedSolve, c: Array) -> Array:
     """The transpose of `to_rows`: from all saved rows to the times of `row_rates`."""
     if flow.plan.saving.mode != "steps":
         return c

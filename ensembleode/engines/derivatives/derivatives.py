@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax import Array
 from jax.interpreters import ad, batching
 
 from ...ground.retcode import reached_end, was_ended
@@ -94,7 +95,11 @@ def _with_moving_jumps(
 
 
 def _solve_dot(
-    flow: Flow, dlanes: TrajectoryNumbers, rows: Any, lanes: TrajectoryNumbers, known: RecordedSolve
+    flow: Flow,
+    dlanes: TrajectoryNumbers,
+    rows: Callable,
+    lanes: TrajectoryNumbers,
+    known: RecordedSolve,
 ) -> list:
     """The tangents of the results of `solve`, None for zero; `rows()` returns the saved states."""
     moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
@@ -163,7 +168,7 @@ def _pull_dot(
     return found
 
 
-def _sum(a: Any, b: Any) -> Any:
+def _sum(a: Array | None, b: Array | None) -> Array | None:
     """The sum, where None is zero."""
     return b if a is None else a if b is None else a + b
 
@@ -190,7 +195,7 @@ def of_groups(
     return flow.with_moved(plan=dataclasses.replace(plan, batched=batched)), lanes
 
 
-def _ungrouped(flow: Flow, x: Any) -> Any:
+def _ungrouped(flow: Flow, x: Array) -> Array:
     """Numbers `[group, ...]` as numbers of each trajectory; with a single group, as shared ones."""
     return x[0] if flow.groups == 1 else jnp.repeat(x, flow.n // flow.groups, axis=0)
 

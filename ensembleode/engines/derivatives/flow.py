@@ -183,7 +183,7 @@ def _product_with_tangents(
 
 
 def at_numbers(
-    program: Program, field: Program, numbers: Sequence, places: Sequence[int], t: Any, *more: Any
+    program: Program, field: Program, numbers: Sequence, places: Sequence[int], t: Array, *more: Any
 ) -> Callable:
     """A program as a function of the state and of its numbers at these places."""
     n = len(field.jaxpr.constvars)
@@ -265,7 +265,7 @@ def augmented_tangents(
     )
 
 
-def stacked(a: Any, b: Any, axis: int) -> Any:
+def stacked(a: Array, b: Any, axis: int) -> Any:
     """Two tangents stacked along a new axis; a symbolic Zero where both are."""
     if is_zero(a) and is_zero(b):
         shape = (*a.aval.shape[:axis], 2, *a.aval.shape[axis:])
@@ -298,7 +298,7 @@ def widened(flow: Flow, size: int, batched: Any, lanes: TrajectoryNumbers, *more
     return (wide, lanes, *every)
 
 
-def folded(size: int, n: int, x: Any, is_batched: bool, is_own: bool = True) -> Any:
+def folded(size: int, n: int, x: Array, is_batched: bool, is_own: bool = True) -> Array:
     """The numbers `x` for `size` times `n` trajectories, with a mapped axis if `is_batched`."""
     if not is_own:
         return jnp.repeat(x, n, axis=0) if is_batched else x

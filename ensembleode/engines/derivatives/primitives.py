@@ -39,6 +39,7 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax import Array
 from jax.interpreters import mlir
 
 from ...fields import parameters_of
@@ -49,7 +50,7 @@ from .along import is_there, sizes_of, where
 from .flow import augmented, Flow, RecordedSolve
 
 
-def half(rows: Any, i: int) -> Any:
+def half(rows: Array, i: int) -> Array:
     """The states (0) or the tangents (1) in rows of JF, `[trajectory, row, 2, *state]`."""
     return rows[:, :, i]
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import jax
+from jax import Array
 
 from ...plan.plan import Plan
 from ...plan.rate import rate_of
@@ -10,7 +11,7 @@ from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...tracing.program import Program
 
 
-def rates(plan: Plan, lanes: TrajectoryNumbers, u: Any, t: Any) -> Any:
+def rates(plan: Plan, lanes: TrajectoryNumbers, u: Array, t: Array) -> Array:
     """`du/dt` at the states `u [trajectory, time, *state]` and the times `t [trajectory, time]`."""
     rate: Any = plan.field
     if plan.form is not None:

@@ -19,6 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ...fields.derivatives.jacobian import is_reverse_only
 from ...ground.devices.alone import alone
@@ -86,7 +89,7 @@ def _came_to_rest(plan: Plan, result: Result) -> Any:
     return came & jnp.any(of_last & ends, axis=1)
 
 
-def _put(mask: Any, rows: Any, end: Any) -> Any:
+def _put(mask: Array, rows: Array, end: Array) -> Any:
     """Rows `[trajectory, row, *state]`; where the mask is true, a row is its trajectory's `end`."""
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (end.ndim - 1)), end[:, None], rows)
 
@@ -97,10 +100,10 @@ def _identity(
     came: Any,
     holds: dict,
     rows: dict,
-    u: Any,
+    u: PyTree,
     t: Any,
     lanes: TrajectoryNumbers,
-) -> Any:
+) -> PyTree:
     """The rows and the end, with the derivatives of the state at rest where that is found."""
     return rows, u
 
@@ -144,13 +147,15 @@ class RestEquations:
         """The numbers that the equations are made of; the others are None."""
         return TrajectoryNumbers(consts=lanes.consts, p=lanes.p, t0=lanes.t0)
 
-    def roots(self, came: Any, u: Any, t: Any, lanes: TrajectoryNumbers) -> tuple[Any, Any]:
+    def roots(
+        self, came: Array, u: Array, t: Array, lanes: TrajectoryNumbers
+    ) -> tuple[Array, Array]:
         """The states at rest near `u`, or `u` where none was found; and whether one was found."""
         fit, numbers = fit_for(came), lanes.parameters
         own = self.batched.parameters
         numbers = tuple(map(fit, numbers, own))
 
-        def every(u: Any, t: Any, t0: Any, numbers: tuple) -> tuple:
+        def every(u: Array, t: Array, t0: Array, numbers: tuple) -> tuple:
             def one(u, t, t0, *numbers):
                 flat = u.reshape(-1)
                 given = RestInputs(flat[self.size :], numbers, t, t - t0)
@@ -165,13 +170,13 @@ class RestEquations:
         found = found & came
         return jnp.where(found.reshape(-1, *(1,) * (u.ndim - 1)), y, u), found
 
-    def rates(self, y: Any, given: RestInputs, t: Any) -> Any:
+    def rates(self, y: Array, given: RestInputs, t: Array) -> Array:
         """`f` as a vector of the components that come to rest."""
         u = jnp.concatenate([y, given.others]).reshape(self.shape)
         rate = at_numbers(self.field, self.field, given.numbers, (), t)(u)
         return rate.reshape(-1)[: self.size]
 
-    def massive(self, y: Any) -> Any:
+    def massive(self, y: Array) -> Array:
         """The product of the mass matrix with a vector or a matrix."""
         n = self.size
         return y if self.mass is None else _times(jnp.asarray(self.mass.matrix[:n, :n], y.dtype), y)
@@ -180,10 +185,10 @@ class RestEquations:
     def derivative(self) -> Callable:
         return jax.jacrev if is_reverse_only(self.field) else jax.jacfwd
 
-    def jacobian(self, y: Any, given: RestInputs) -> Any:
+    def jacobian(self, y: Array, given: RestInputs) -> Array:
         return self.derivative(lambda y: self.rates(y, given, given.t))(y)
 
-    def jacobian_product(self, y: Any, given: RestInputs, direction: Any) -> Any:
+    def jacobian_product(self, y: PyTree, given: RestInputs, direction: Any) -> PyTree:
         """The product of the Jacobian with a direction."""
         if is_reverse_only(self.field):
             return _times(self.jacobian(y, given), direction)
@@ -207,7 +212,7 @@ class LinearisedEquations(NamedTuple):
     scale: Any
 
 
-def _linear(system: RestEquations, y: Any, given: RestInputs) -> LinearisedEquations:
+def _linear(system: RestEquations, y: Array, given: RestInputs) -> LinearisedEquations:
     constant = jax.lax.stop_gradient
     scale = constant(_scale(y))
     matrix = system.jacobian(y, given) * scale[None]
@@ -226,7 +231,7 @@ def _linear(system: RestEquations, y: Any, given: RestInputs) -> LinearisedEquat
     return LinearisedEquations(_inverse(matrix + kept / size), left / size, regular, weights, scale)
 
 
-def _scale(y: Any) -> Any:
+def _scale(y: Array) -> Array:
     """The sizes of components. One that is tiny beside others counts as larger than it is, so that
     a null direction of the Jacobian is found even where the components along it vanish."""
     size = jnp.abs(y)
@@ -236,11 +241,11 @@ def _scale(y: Any) -> Any:
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _root(system: RestEquations, u: Any, given: RestInputs) -> tuple[Any, Any]:
+def _root(system: RestEquations, u: Array, given: RestInputs) -> tuple[Array, Array]:
     """The state at rest near `u [component]`, and whether it was found; if not, `u`."""
     eps = float(jnp.finfo(u.dtype).eps)
 
-    def goes_on(now: tuple) -> Any:
+    def goes_on(now: tuple) -> Array:
         _, moved, before, steps = now
         stagnates = (moved < eps**0.5) & (moved >= before)
         return (moved > 4 * eps) & ~stagnates & (steps < _MOST_STEPS)
@@ -306,18 +311,18 @@ def _derivative_along(system: RestEquations, fn: Callable, at: Sequence, tangent
 #
 
 
-def _times(a: Any, b: Any) -> Any:
+def _times(a: Array, b: Array) -> Array:
     """The product of a matrix with a matrix or a vector."""
     return jnp.matmul(a, b, precision=jax.lax.Precision.HIGHEST)
 
 
-def _eliminated(matrix: Any, least: Any) -> tuple[Any, Any]:
+def _eliminated(matrix: Array, least: ArrayLike) -> tuple[Array, Array]:
     """The inverse of `matrix + border`, by Gauss-Jordan elimination with complete pivoting, and the
     border: it has a one at each place where no pivot larger than `least` was left."""
     n = len(matrix)
     places = jnp.arange(n)
 
-    def turn(_: Any, now: tuple) -> tuple:
+    def turn(_: Array, now: tuple) -> tuple:
         both, border, left, order = now
         rows, columns = left
         sizes = jnp.where(rows[:, None] & columns[None], jnp.abs(both[:, :n]), -1)
@@ -342,7 +347,7 @@ def _eliminated(matrix: Any, least: Any) -> tuple[Any, Any]:
 
 
 @jax.custom_jvp
-def _inverse(matrix: Any) -> Any:
+def _inverse(matrix: Array) -> Array:
     return _eliminated(matrix, -1)[0]
 
 

@@ -15,6 +15,7 @@ import importlib.metadata
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 from jaxtyping import PyTree
 
 from ...plan.plan import Plan, Result
@@ -58,7 +59,7 @@ class DiffraxEngine(Engine):
         return result
 
     def solve_trajectories(
-        self, plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Any = None
+        self, plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Array | None = None
     ) -> Result:
         """Solve trajectories, all at once."""
         if self.closes(plan):
@@ -71,7 +72,7 @@ class DiffraxEngine(Engine):
         return _gradients().rows(plan, lanes, mask)
 
     @staticmethod
-    def push(flow: Any, lanes: TrajectoryNumbers, known: Any, v: Any) -> list:
+    def push(flow: Any, lanes: TrajectoryNumbers, known: Any, v: tuple[Array, ...]) -> list:
         """See `gradients.push`."""
         return _gradients().push(flow, lanes, known, v)
 

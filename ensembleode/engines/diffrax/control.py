@@ -15,6 +15,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import optimistix
+from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ...ground.state_tree import for_both_parts
@@ -40,10 +42,10 @@ class ErrorEstimates(NamedTuple):
     each: tuple
 
 
-def _largest(estimates: ErrorEstimates, controller: Any, *states: Any) -> Any:
+def _largest(estimates: ErrorEstimates, controller: Any, *states: Any) -> Array:
     """The estimate whose norm in units of the controller's tolerances is the largest."""
 
-    def size(estimate: Any) -> Any:
+    def size(estimate: Array) -> Array:
         def scaled(e, *at):
             largest = functools.reduce(jnp.maximum, map(jnp.abs, at))
             return e / (controller.atol + controller.rtol * largest)
@@ -59,7 +61,7 @@ def _largest(estimates: ErrorEstimates, controller: Any, *states: Any) -> Any:
     return found
 
 
-def _absolute(tree: PyTree) -> Any:
+def _absolute(tree: PyTree) -> Array | ErrorEstimates:
     """The absolute values of complex numbers, of which each array has all real and then all
     imaginary parts."""
     return jtu.tree_map(lambda x: step_size.looked_at(ARRAYS, (x,), None, True)[0], tree)
@@ -86,8 +88,8 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     controller: AbstractController = eqx.field(static=True)
     own_norm: AbstractNorm = eqx.field(static=True)
     order: int = eqx.field(static=True)  # that of the method, for the first step
-    rtol: Any  # (These three are named as diffrax's implicit methods look for them.)
-    atol: Any
+    rtol: Array  # (These three are named as diffrax's implicit methods look for them.)
+    atol: Array
     norm: Callable
     bounds: time.StepBounds
     in_parts: bool = eqx.field(static=True, default=False)  # (see `Plan.in_parts`)
@@ -147,18 +149,18 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
 class FixedSteps(diffrax.AbstractStepSizeController):
     """Fixed steps that end on the known times; after each of these they are laid out anew."""
 
-    tstops: Any  # the known times, `[time]`; None for none
-    jumps: Any  # those at which `f` jumps, `[time]`; None for none
+    tstops: Array | None  # the known times, `[time]`; None for none
+    jumps: Array | None  # those at which `f` jumps, `[time]`; None for none
 
     def wrap(self, direction):
         return jax.tree.map(lambda x: x * direction, self)
 
-    def _beside(self, direction: int) -> Any:
+    def _beside(self, direction: int) -> Array:
         """The times just after or before the jumps, with the tangents of the jumps' times."""
         fixed = jax.lax.stop_gradient(self.jumps)
         return self.jumps + (time.next_time(ARRAYS, fixed, direction) - fixed)
 
-    def _end(self, t: Any, anchor: Any, number: Any, end: Any, dt: Any) -> tuple[Any, Any]:
+    def _end(self, t: Any, anchor: Any, number: Array, end: Any, dt: Array) -> tuple[Array, Array]:
         """The end of a step from `t`, and the end of the stretch of time from `anchor` on."""
         tables = [] if self.tstops is None else [self.tstops]
         if self.jumps is not None:
@@ -207,19 +209,19 @@ class ControlledComponents:
             shape = shape[1:]  # tangents
         return cls(shape, whole)
 
-    def first(self, tree: PyTree) -> Any:
+    def first(self, tree: PyTree) -> Array:
         """These components of states."""
         n = math.prod(self.shape)
         return jtu.tree_map(lambda x: x.reshape(-1)[:n].reshape(self.shape), tree)
 
-    def tolerance(self, value: Any) -> Any:
+    def tolerance(self, value: Array) -> Array:
         """A tolerance of these components."""
         return self.first(value) if jnp.ndim(value) else value
 
     def of_field(self, func: Callable) -> Callable:
         """The derivative of these components, which depends on no others."""
 
-        def at(terms: Any, t: Any, y: Any, args: Any) -> Any:
+        def at(terms: Any, t: Any, y: PyTree, args: PyTree) -> PyTree:
             others = jnp.zeros(math.prod(self.whole) - y.size, y.dtype)
             whole = jnp.concatenate([y.reshape(-1), others]).reshape(self.whole)
             return self.first(func(terms, t, whole, args))
@@ -254,14 +256,14 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
     """
 
     inner: diffrax.AbstractStepSizeController
-    rtol: Any
-    atol: Any
-    norm: Any
-    dt: Any
+    rtol: ArrayLike
+    atol: ArrayLike
+    norm: Callable
+    dt: Array | None
     adaptive: bool
-    stop: Any
-    norm_of_state: Any
-    max_norm: Any
+    stop: Array | None
+    norm_of_state: Callable
+    max_norm: Array | None
     controlled: ControlledComponents | None = eqx.field(static=True, default=None)
     # Whether a state has the parts of complex numbers; `inner` gets their absolute values.
     in_parts: bool = eqx.field(static=True, default=False)
@@ -386,7 +388,7 @@ def controller_for(plan: Plan, lane: TrajectoryNumbers) -> Any:
     return diffrax.ClipStepSizeController(controller, tstops, jumps) if has_stops else controller
 
 
-def _parted(times: Any) -> Any:
+def _parted(times: Array) -> Array:
     """The times in order. Times that are neighbouring numbers, without room for a step between
     them, become one."""
     gaps = jnp.abs(jnp.diff(times)) > _ROOM * jnp.finfo(times.dtype).eps * jnp.abs(times[1:])
@@ -398,7 +400,7 @@ def _parted(times: Any) -> Any:
 _ROOM = 4
 
 
-def _calm(y0: Any, y1: Any, atol: Any) -> Any:
+def _calm(y0: Array, y1: Array, atol: ArrayLike) -> Array:
     """Whether a step too short for time to resolve leaves the state practically unchanged, and
     finite."""
     leaves = zip(jtu.tree_leaves(y0), jtu.tree_leaves(y1), strict=True)

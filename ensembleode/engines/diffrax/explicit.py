@@ -14,6 +14,8 @@ import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax import Array
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ...solvers.arithmetic import Components, StateArithmetic
@@ -26,7 +28,7 @@ from .control import ErrorEstimates
 class _DiffraxArithmetic(StateArithmetic):
     """The operations on states, which may have another dtype than times."""
 
-    def broadcast_over(self, number: Any, component: Any) -> Any:
+    def broadcast_over(self, number: Array, component: Array) -> Array:
         return jnp.asarray(number, component.dtype)
 
 
@@ -40,7 +42,7 @@ class Explicit(diffrax.AbstractSolver):
     # Whether states within steps are asked for, for which some methods evaluate `f` further times;
     # and the only times where they are, in the direction of time (None for all times).
     is_dense: bool = eqx.field(static=True, default=False)
-    times: Any = None
+    times: Array | None = None
 
     term_structure: ClassVar = diffrax.AbstractTerm
 
@@ -55,14 +57,21 @@ class Explicit(diffrax.AbstractSolver):
         order = self.method.order
         return 1 + min(order, self.method.embedded_order or order - 1)
 
-    def init(self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any) -> Any:
+    def init(self, terms: Any, t0: Any, t1: Any, y0: PyTree, args: PyTree) -> PyTree:
         return _kept(self.method.init(_XP, _equations(terms, y0, args), _components(y0), t0))
 
-    def func(self, terms: Any, t0: Any, y0: Any, args: Any) -> Any:
+    def func(self, terms: Any, t0: Any, y0: PyTree, args: PyTree) -> PyTree:
         return _in_direction(terms, t0, y0, args)
 
     def step(
-        self, terms: Any, t0: Any, t1: Any, y0: Any, args: Any, solver_state: Any, made_jump: Any
+        self,
+        terms: Any,
+        t0: Any,
+        t1: Any,
+        y0: PyTree,
+        args: PyTree,
+        solver_state: Any,
+        made_jump: Any,
     ) -> tuple:
         equations, y = _equations(terms, y0, args), _components(y0)
         # In diffrax, time goes forwards.
@@ -80,7 +89,9 @@ class Explicit(diffrax.AbstractSolver):
         dense = {"y0": y0, "dense": self._dense(equations, y, tried, t0, t1, h)}
         return _like(y0, tried.y2), error, dense, _kept(tried.carry), diffrax.RESULTS.successful
 
-    def _renewed(self, equations: Equations, y: Components, t: Any, carry: Any, jumped: Any) -> Any:
+    def _renewed(
+        self, equations: Equations, y: Components, t: Array, carry: PyTree, jumped: ArrayLike
+    ) -> PyTree:
         """The carry; made anew where `f` has jumped."""
 
         def anew() -> Any:
@@ -92,7 +103,13 @@ class Explicit(diffrax.AbstractSolver):
         return jax.lax.cond(eqxi.unvmap_any(jumped), anew, lambda: carry)
 
     def _dense(
-        self, equations: Equations, y: Components, tried: StepAttempt, t0: Any, t1: Any, h: Any
+        self,
+        equations: Equations,
+        y: Components,
+        tried: StepAttempt,
+        t0: Array,
+        t1: Array,
+        h: Array,
     ) -> tuple:
         def made() -> tuple:
             return self.method.dense(_XP, equations, y, tried.dense, t0, h)
@@ -114,9 +131,9 @@ class Explicit(diffrax.AbstractSolver):
 class _StepInterpolant(diffrax.AbstractLocalInterpolation):
     """The solution within a step, by the method's own interpolant."""
 
-    t0: Any
-    t1: Any
-    y0: Any
+    t0: Array
+    t1: Array
+    y0: Array
     dense: tuple
     method: Method = eqx.field(static=True)
 
@@ -131,23 +148,23 @@ class _StepInterpolant(diffrax.AbstractLocalInterpolation):
         return _like(self.y0, y)
 
 
-def _equations(terms: Any, like: Any, args: Any) -> Equations:
+def _equations(terms: Any, like: Array, args: tuple[Array, ...] | None) -> Equations:
     """The equations of states with this structure."""
 
-    def f(y: Components, t: Any) -> Components:
+    def f(y: Components, t: Array) -> Components:
         return _components(_in_direction(terms, t, _like(like, y), args))
 
     return equations_of(f)
 
 
-def _in_direction(terms: Any, t: Any, y: Any, args: Any) -> Any:
+def _in_direction(terms: Any, t: Array, y: Array, args: tuple[Array, ...] | None) -> Array:
     """The derivative of the state with respect to the time of diffrax, which goes forwards. Where
     time goes backwards, diffrax has changed its sign, and the terms' `contr` has that sign."""
     sign = terms.contr(jnp.zeros_like(t), jnp.ones_like(t))
     return terms.vf_prod(t, y, args, sign)
 
 
-def _kept(carry: Any) -> Any:
+def _kept(carry: PyTree) -> PyTree:
     """A method's carry as diffrax keeps it: None where it has no numbers."""
     return carry if jax.tree.leaves(carry) else None
 
@@ -156,5 +173,5 @@ def _components(tree: PyTree) -> Components:
     return tuple(jtu.tree_leaves(tree))
 
 
-def _like(tree: PyTree, components: Components) -> Any:
+def _like(tree: PyTree, components: Components) -> Array:
     return jtu.tree_unflatten(jtu.tree_structure(tree), list(components))

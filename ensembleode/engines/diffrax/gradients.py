@@ -11,6 +11,8 @@ from typing import Any
 import diffrax
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PyTree
 
 from ...ground.devices.alone import alone
 from ...plan.plan import Plan, Result
@@ -22,7 +24,7 @@ from ..derivatives.flow import Flow, inexact_of, RecordedSolve, with_own, with_w
 from .solving import each_of
 
 
-def solve(plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Any) -> Result:
+def solve(plan: Plan, lanes: TrajectoryNumbers, n: int, mask: Array | None) -> Result:
     """The solutions of `n` trajectories, of which those in the mask are wanted."""
     fixed = jax.tree.map(jax.lax.stop_gradient, lanes)
     result = alone(lambda lanes: each_of(plan, lanes, n), fixed)
@@ -46,7 +48,7 @@ def push(flow: Flow, lanes: TrajectoryNumbers, known: RecordedSolve, v: Sequence
     given = zip(tangents, asked.values(), flow.own, strict=True)
     tangents = [numbers_of_each(x, bool(is_own) or not own, flow.n) for x, is_own, own in given]
 
-    def at(u0: Any, values: list) -> Any:
+    def at(u0: Array, values: list) -> Array:
         numbers = with_wanted(flow, lanes, values)._replace(u0=u0)
         return _rows_by(diffrax.ForwardMode(), flow.plan, numbers, flow.n)
 
@@ -60,7 +62,7 @@ def pull_back(
     fit: Callable = fit_for(known.ok)
     lanes = jax.tree.map(lambda x, own: fit(x, bool(own)), lanes, flow.plan.batched)
 
-    def at(u0: Any, values: list) -> Any:
+    def at(u0: PyTree, values: list) -> PyTree:
         here, numbers = of_groups(flow, lanes, values)
         return _rows_by(None, here.plan, numbers._replace(u0=u0), flow.n)
 
@@ -75,7 +77,7 @@ def pull_back(
 
 def _rows_by(
     adjoint: diffrax.AbstractAdjoint | None, plan: Plan, lanes: TrajectoryNumbers, n: int
-) -> Any:
+) -> Array:
     """The saved states of `n` trajectories; where only ends are saved, the last state."""
     u = each_of(plan, lanes, n, adjoint).u
     return u[:, -1:] if plan.saving.mode == "ends" else u

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 import optimistix
+from jax import Array
 from jaxtyping import PyTree
 
 
@@ -49,7 +50,7 @@ def with_retries(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
     return _RetriedSolver(solver) if is_implicit and not is_retried else solver
 
 
-def before_jumps(solver: diffrax.AbstractSolver, jumps: Any) -> diffrax.AbstractSolver:
+def before_jumps(solver: diffrax.AbstractSolver, jumps: Array) -> diffrax.AbstractSolver:
     """A diffrax solver of which no stage is after a jump of `f` that its step doesn't pass; the
     solver itself, if its stages are within its steps. `jumps`: times in the direction of time."""
     stages = getattr(getattr(solver, "tableau", None), "c", None)
@@ -86,20 +87,20 @@ class _StateUnits(optimistix.AbstractRootFinder):
         solved = result == optimistix.RESULTS.successful
         return jtu.tree_map(lambda y: jnp.where(solved, y, 0), y), aux, {}
 
-    def _reached(self, f: Any) -> Any:
+    def _reached(self, f: Array) -> Array:
         """For each component, the larger of its magnitudes at the start of the step and at the
         stage."""
         return jtu.tree_map(
             lambda y0, f: jnp.maximum(jnp.abs(y0), jnp.abs(y0 + self.h * f)), self.y0, f
         )
 
-    def _size(self, change: Any, reached: Any) -> Any:
+    def _size(self, change: Array, reached: Array) -> Array:
         def scaled(change, reached):
             return jnp.where(change == 0, 0.0, jnp.abs(change) / (self.atol + self.rtol * reached))
 
         return self.norm(jtu.tree_map(scaled, change, reached))
 
-    def _convergence(self, f: Any, state: Any) -> tuple[Any, Any, Any]:
+    def _convergence(self, f: Array, state: PyTree) -> tuple[Array, Array, Array]:
         """Whether the iteration has converged, its rate, and an estimate of the remaining
         change."""
         size = state.diffsize
@@ -155,7 +156,7 @@ def _ended(converged: Any, failed: Any, state: Any) -> tuple[Any, Any]:
     return converged | (result != results.successful), result
 
 
-def finite(tree: PyTree) -> Any:
+def finite(tree: PyTree) -> Array:
     """Whether all inexact numbers of a tree are finite."""
     leaves = jtu.tree_leaves(eqx.filter(tree, eqx.is_inexact_array))
     return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in leaves])
@@ -208,7 +209,7 @@ class CountingESDIRK(diffrax.AbstractESDIRK):
     root_find_max_steps: int = SimplifiedNewton.iterations
     interpolation_cls: ClassVar = diffrax.ThirdOrderHermitePolynomialInterpolation
 
-    def step(self, terms, t0, t1, y0, args, solver_state: Any, made_jump):
+    def step(self, terms, t0, t1, y0, args, solver_state: PyTree, made_jump):
         tableau: Any = self.tableau
         results: Any = diffrax.RESULTS
         stages, dtype = tableau.num_stages, jnp.result_type(*jtu.tree_leaves(y0))
@@ -299,21 +300,21 @@ class CountingESDIRK(diffrax.AbstractESDIRK):
         return y1, CountedError(error, work), dense, (False, f1), result
 
 
-def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
+def _residual(f: Array, inputs: PyTree) -> tuple[Any, None]:
     """The residual of a stage, which is zero if `f` is the derivative at the stage."""
     a, terms, t, y, args, control = inputs
     at = jtu.tree_map(lambda y, k: y + a * k, y, terms.prod(f, control))
     return jtu.tree_map(jnp.subtract, f, terms.vf(t, at, args)), None
 
 
-def _root(f: Any, inputs: Any) -> Any:
+def _root(f: Array, inputs: PyTree) -> Array:
     """`f`, a root of the residual, with its implicit derivatives with respect to the inputs."""
     return optimistix.ImplicitAdjoint().apply(
         _derivative_given, _at_root, (f, inputs), frozenset()
     )[0]
 
 
-def _derivative_given(inputs: Any) -> tuple[Any, None]:
+def _derivative_given(inputs: PyTree) -> tuple[Any, None]:
     return inputs[0], None
 
 
@@ -323,7 +324,7 @@ def _at_root(f: Any, _: Any, inputs: Any) -> Any:
         return _residual(f, inputs[1])[0]
 
 
-def _combined(weights: Any, fs: Any) -> Any:
+def _combined(weights: Array, fs: Array) -> Array:
     dot = functools.partial(jnp.tensordot, axes=1, precision=jax.lax.Precision.HIGHEST)
     return jtu.tree_map(lambda fs: dot(weights, fs), fs)
 

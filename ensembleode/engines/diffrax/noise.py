@@ -8,6 +8,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import lineax
+from jaxtyping import PyTree
 
 from ...plan.noise import NoiseTerms
 from ...plan.plan import Plan
@@ -53,7 +54,7 @@ class _Diffusion(eqx.Module):
     n_consts: int = eqx.field(static=True)
     factor: Any
 
-    def __call__(self, t: Any, u: Any, args: Any) -> Any:
+    def __call__(self, t: Any, u: PyTree, args: PyTree) -> PyTree:
         noise, n = self.noise, self.n_consts
         g = noise.rows(noise.diffusion(args[:n], u, args[n:], t))
         if noise.kind == "scalar":

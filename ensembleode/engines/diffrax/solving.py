@@ -14,6 +14,8 @@ import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PyTree
 
 from ... import solvers
 from ...fields.derivatives.jacobian import is_reverse_only
@@ -24,6 +26,7 @@ from ...plan.events import TracedCallbacks
 from ...plan.plan import Plan, Result, shared_times
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem import sensitivity
+from ...problem.sensitivity import SensitivityAlgorithm
 from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.arithmetic import ARRAYS
 from ...solvers.controllers import AbstractController, PIController
@@ -329,11 +332,11 @@ class _Field(eqx.Module):
         return self.field(args[: self.n_consts], u, args[self.n_consts :], t)
 
 
-def _zero(t: Any, u: Any, args: Any) -> Any:
+def _zero(t: Any, u: PyTree, args: PyTree) -> PyTree:
     return jnp.zeros_like(u)
 
 
-def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
+def _adjoint(sensealg: SensitivityAlgorithm | None) -> tuple[diffrax.AbstractAdjoint, str]:
     """The diffrax adjoint, and the direction of differentiation that it is limited to."""
     if sensealg is None or isinstance(sensealg, sensitivity.RecursiveCheckpointAdjoint):
         checkpoints = None if sensealg is None else sensealg.checkpoints
@@ -384,7 +387,7 @@ class _SaveTimes(diffrax.AbstractAdjoint):
     after it has checked these, as it checks traced times by a host callback."""
 
     inner: diffrax.AbstractAdjoint
-    ts: Any
+    ts: Array
 
     def loop(self, *, saveat, init_state, **kwargs):
         rows = self.ts.shape[0]

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ...plan.plan import Plan
 from ...solution.dense import inner_nodes
 from ...solvers import Bosh3, Dopri5, Euler, Tsit5
-from ...solvers.arithmetic import Components
+from ...solvers.arithmetic import Arithmetic, Components
 from ...solvers.method import Equations, StepAttempt
 from ...tracing.program import Static
 from . import implicit
@@ -44,11 +44,11 @@ class _SolverSteps:
     is_implicit = False
     degree = _HIGHEST
 
-    def init(self, xp: Any, equations: Equations, y: Components, t: Any) -> tuple:
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
         return ()
 
     def step(
-        self, xp: Any, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
     ) -> StepAttempt:
         (start,), solver = y, self.solver.value
 
@@ -62,11 +62,13 @@ class _SolverSteps:
         return StepAttempt((end,), carry, (), solver.interpolation_cls(t0=t, t1=t + h, **dense))
 
     def dense(
-        self, xp: Any, equations: Equations, y: Components, dense: Any, t: Any, h: Any
+        self, xp: Arithmetic, equations: Equations, y: Components, dense: Any, t: Any, h: Any
     ) -> Any:
         return dense
 
-    def interpolate(self, xp: Any, y: Components, dense: Any, h: Any, theta: float) -> Components:
+    def interpolate(
+        self, xp: Arithmetic, y: Components, dense: Any, h: Any, theta: float
+    ) -> Components:
         (start,) = y
         return (dense.evaluate(dense.t0 + theta * h).astype(start.dtype),)
 

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
+from jaxtyping import PyTree
 
 from ...fields import parameters_of
 from ...ground.host import host_call
@@ -69,14 +71,14 @@ def _check_moving(moves: Any) -> None:
 class Parameters(NamedTuple):
     """The constants and parameters that are differentiated, as one vector for each trajectory."""
 
-    leaves: tuple[Any, ...]
+    leaves: tuple
     where: tuple[bool, ...]
 
     @property
     def size(self) -> int:
         return sum(math.prod(x.shape) for x in self.leaves)
 
-    def split(self, vector: Any) -> list:
+    def split(self, vector: Array) -> list:
         """The leaves of a `[..., parameter]` array."""
         leaves, start = [], 0
         for x in self.leaves:
@@ -96,7 +98,7 @@ def _parameters(plan: Plan, wanted: Any) -> Parameters:
     return Parameters(tuple(itertools.compress(avals, where)), where)
 
 
-def _with(leaves: Any, where: tuple[bool, ...], new: Any) -> list:
+def _with(leaves: PyTree, where: tuple[bool, ...], new: PyTree) -> list:
     """The leaves, with those where `where` is true replaced by the new ones."""
     new = iter(new)
     return [next(new) if w else x for x, w in zip(leaves, where, strict=True)]
@@ -108,7 +110,7 @@ def _rates_at_start(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Any:
     return rates(plan, lanes, _starts(plan, lanes, n)[:, None], t0[:, None])[:, 0]
 
 
-def _starts(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Any:
+def _starts(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Array:
     return numbers_of_each(lanes.u0, bool(plan.batched.u0), n)
 
 
@@ -159,7 +161,7 @@ def _sensitivities(
     return s, result._replace(u=result.u[:, :, 0].reshape(n, -1, *shape))
 
 
-def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
+def _traced(plan: Plan, field: Callable, state: PyTree, *more: Any) -> Program:
     """The trace of `field(state, numbers, t)`, where the numbers are all those of the plan's field,
     followed by `more`."""
     t: Any = plan.field.jaxpr.invars[-1].aval
@@ -171,13 +173,13 @@ def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
 
 
 def _replanned(
-    plan: Plan, lanes: TrajectoryNumbers, field: Callable, state: Any, u0: Any
+    plan: Plan, lanes: TrajectoryNumbers, field: Callable, state: PyTree, u0: Array
 ) -> tuple[Plan, TrajectoryNumbers]:
     """A plan and lanes for `field(state, numbers, t)`, with the numbers of the plan's field."""
     program = _traced(plan, field, state)
     size, one = math.prod(state.shape), math.prod(plan.state.shape)
 
-    def tolerance(x: Any, batched: bool) -> Any:
+    def tolerance(x: Array, batched: bool) -> Array:
         """A tolerance for each component of the state; its derivatives have the same one."""
         x = jnp.asarray(x)
         if x.ndim - batched == 0:

@@ -55,7 +55,7 @@ def control_as_table(controller: AbstractController) -> dict[str, Any]:
     return {"name": type(controller).__name__, "arguments": arguments, "options": options}
 
 
-def _as_value(x: Any) -> Any:
+def _as_value(x: JuliaMethod) -> dict[str, Any]:
     if isinstance(x, JuliaMethod):
         return as_table(x)
     return {"val": x.value} if isinstance(x, Val) else x

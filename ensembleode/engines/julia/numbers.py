@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.typing import DTypeLike
 
 from ...fields.lowering.values import is_stored_as_bits
@@ -49,7 +50,7 @@ def read_arrays(
     return arrays
 
 
-def _array(x: Any, dtype: DTypeLike, shape: Sequence[int]) -> np.ndarray:
+def _array(x: np.ndarray, dtype: DTypeLike, shape: Sequence[int]) -> np.ndarray:
     return np.ascontiguousarray(np.asarray(x), dtype=dtype).reshape(shape)
 
 
@@ -99,8 +100,8 @@ def result_of(plan: Plan, lanes: TrajectoryNumbers, arrays: dict[str, Any], n: i
 
 
 def _times(
-    plan: Plan, lanes: TrajectoryNumbers, arrays: dict[str, Any], lengths: Any, ended: Any
-) -> Any:
+    plan: Plan, lanes: TrajectoryNumbers, arrays: dict[str, Any], lengths: Array, ended: Any
+) -> Array:
     if plan.saving.mode == "steps":
         return jnp.asarray(arrays["t"])
     if not plan.own_times:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ...plan.plan import Outcome, Plan
 from ...plan.trajectory_numbers import TrajectoryNumbers
@@ -64,7 +65,7 @@ class DistributedExecutor(Executor):
             raise UnfinishedBatch(outcome, results.done, results.cause) from None
         return outcome
 
-    def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
+    def total(self, job: Job, indices: Array) -> tuple[Any, Outcome]:
         """The sum of the outputs over these trajectories, and their return codes and counts.
         Workers add up the outputs of their trajectories; where this is differentiated, they return
         the gradient of that sum, too, and never their trajectories."""
@@ -78,7 +79,7 @@ class DistributedExecutor(Executor):
         self._note(each, results, indices)
         return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts), each
 
-    def _seen(self, job: Job, indices: Any) -> Callable:
+    def _seen(self, job: Job, indices: Array | np.ndarray) -> Callable:
         """A function that is called with the results so far, and the rows that are new in them."""
 
         def seen(outcome, results, rows):
@@ -91,7 +92,7 @@ class DistributedExecutor(Executor):
         return seen
 
     def _prepared(
-        self, kind: str, job: Job, indices: Any, repeat: Any
+        self, kind: str, job: Job, indices: Array | np.ndarray, repeat: Any
     ) -> tuple[FormRequest, SentArrays, Any]:
         if not job.traced and job.plan.engine.is_stoppable():
             job = looking_at(job, None)  # each worker has its own flag
@@ -105,7 +106,7 @@ class DistributedExecutor(Executor):
         form = form_of(kind, job.plan, numbers)
         return FormRequest(self.pool, self.threads, form, indices.shape[0], pickle), numbers, costs
 
-    def _note(self, outcome: Outcome, results: BatchResults, indices: Any) -> None:
+    def _note(self, outcome: Outcome, results: BatchResults, indices: Array | np.ndarray) -> None:
         fail_lost(outcome, results)
         for rows, why in results.lost:
             which = np.asarray(indices)[rows].tolist()
@@ -113,7 +114,9 @@ class DistributedExecutor(Executor):
                 self.notes.append(f"trajectories {which[0]} to {which[-1]} are lost: {why}")
             self.lost.update(which)
 
-    def _costs(self, plan: Plan, lanes: TrajectoryNumbers, indices: Any) -> Any:
+    def _costs(
+        self, plan: Plan, lanes: TrajectoryNumbers, indices: Array | np.ndarray
+    ) -> Array | None:
         """The cost of each trajectory of the batch, if it is known."""
         if self.costs is not None:
             if not is_tracer(indices) and np.max(indices) >= len(self.costs):

@@ -217,7 +217,7 @@ class _Dispatch:
         self.in_flight[future] = units
         future.add_done_callback(self.finished.put)
 
-    def _rows(self, units: np.ndarray) -> Any:
+    def _rows(self, units: np.ndarray) -> np.ndarray | slice:
         starts = units * self.rows
         if len(units) == units[-1] - units[0] + 1:
             return slice(starts[0], min(starts[-1] + self.rows, self.batch.n))

@@ -19,6 +19,8 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax import Array
+from jaxtyping import PyTree
 
 from ...ground.keys import is_key, raw
 from ...plan.plan import Outcome, Plan
@@ -67,7 +69,7 @@ class Form(abc.ABC):
     def on(self, base: "RootForm | None") -> "Form":
         """The form derived in the same way from another base; with None, it can be pickled."""
 
-    def of_units(self, operands: Pair, mask: Any, units: int) -> tuple[list, list]:
+    def of_units(self, operands: Pair, mask: Array, units: int) -> tuple[list, list]:
         """The results of several units of equally many trajectories, with a sum for each unit."""
         every, shared = operands
 
@@ -125,11 +127,11 @@ class RootForm(Form):
     def on(self, base: "RootForm | None") -> "RootForm":
         return dataclasses.replace(base or RootForm(self.kind), kind=self.kind, wanted=self.wanted)
 
-    def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
+    def of_unit(self, operands: Pair, mask: Array) -> tuple[list, list]:
         each, parts = _evaluated(self, operands, mask)
         return [raw(x) for x in jtu.tree_leaves(each)], jtu.tree_leaves(parts)
 
-    def of_units(self, operands: Pair, mask: Any, units: int) -> tuple[list, list]:
+    def of_units(self, operands: Pair, mask: Array, units: int) -> tuple[list, list]:
         if self.kind == "total and gradient":
             return super().of_units(operands, mask, units)
         # All units at once; only the sums are computed for each unit.
@@ -152,7 +154,7 @@ def form_of(kind: str, plan: Plan, numbers: SentArrays) -> RootForm:
 
 
 @functools.lru_cache(maxsize=256)
-def outputs_of(form: RootForm) -> tuple[Any, Any]:
+def outputs_of(form: RootForm) -> tuple[PyTree, PyTree]:
     """The structures of its results: with a trajectory axis of length one, and of the parts."""
     every, shared = form.operands
     every = [jax.ShapeDtypeStruct((1, *s.shape), s.dtype) for s in every]
@@ -168,7 +170,7 @@ def _unflattened(form: RootForm, operands: Pair) -> SentArrays:
     return jtu.tree_unflatten(form.structure, leaves)
 
 
-def _evaluated(form: RootForm, operands: Pair, mask: Any) -> tuple[Any, Any]:
+def _evaluated(form: RootForm, operands: Pair, mask: Array) -> tuple[PyTree, PyTree]:
     numbers = _unflattened(form, operands)
     if form.kind == "solve":
         return _outcome(form.plan, numbers, mask), ()
@@ -186,14 +188,14 @@ def _evaluated(form: RootForm, operands: Pair, mask: Any) -> tuple[Any, Any]:
     return (counts, gradient.every), (added, gradient.shared)
 
 
-def _outcome(plan: Plan, numbers: SentArrays, mask: Any) -> Outcome:
+def _outcome(plan: Plan, numbers: SentArrays, mask: Array) -> Outcome:
     every, indices = numbers.every
     shared, repeat, key, consts = numbers.shared
     lanes = eqx.combine(every, shared)
     return solve_lanes(plan, lanes, indices, repeat, key, consts, mask)
 
 
-def _total(out: Any, mask: Any) -> Any:
+def _total(out: PyTree, mask: Array) -> PyTree:
     return jax.tree.map(lambda x: total(_of_rows(mask, x)), out)
 
 
@@ -235,12 +237,12 @@ class TangentForm(_DerivedForm):
     def results(self) -> Pair:  # pyright: ignore
         return _real_ones(self.of.results)
 
-    def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
+    def of_unit(self, operands: Pair, mask: Array) -> tuple[list, list]:
         operands, tangents = _linear_apart(self, operands)
         fn, at = self.moved(operands, mask)
         return jax.jvp(fn, at, tangents)[1]
 
-    def moved(self, operands: Pair, mask: Any) -> tuple[Callable, tuple]:
+    def moved(self, operands: Pair, mask: Array) -> tuple[Callable, tuple]:
         """The real results as a function of the operands that have tangents; and these operands."""
 
         def fn(*moved):
@@ -277,7 +279,7 @@ class TransposedForm(_DerivedForm):
         _, linear = _linear_apart(self.of, self.of.operands)
         return [*map(_those, linear, self.wanted)]
 
-    def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
+    def of_unit(self, operands: Pair, mask: Array) -> tuple[list, list]:
         operands, given = _linear_apart(self, operands)
         if isinstance(self.of, TangentForm):
             fn, at = self.of.moved(operands, mask)
@@ -331,7 +333,7 @@ class MappedForm(_DerivedForm):
     def results(self) -> Pair:  # pyright: ignore
         return [[*map(self._several, xs)] for xs in self.of.results]
 
-    def of_unit(self, operands: Pair, mask: Any) -> tuple[list, list]:
+    def of_unit(self, operands: Pair, mask: Array) -> tuple[list, list]:
         every, shared = self.mapped
         axes = [1 if flag else None for flag in every], [0 if flag else None for flag in shared]
         fn = jax.vmap(self.of.of_unit, (axes, None), (1, 0), axis_size=self.size)
@@ -373,6 +375,6 @@ def _linear_apart(form: Form, operands: Pair) -> tuple[tuple, tuple]:
     return tuple(list(xs[:k]) for xs, k in pairs), tuple(list(xs[k:]) for xs, k in pairs)
 
 
-def _of_rows(mask: Any, x: Any) -> Any:
+def _of_rows(mask: Array, x: Array) -> Array:
     """`x` for the trajectories of the mask, and zero for the others."""
     return jnp.where(mask.reshape(-1, *(1,) * (x.ndim - 1)), x, jnp.zeros_like(x))

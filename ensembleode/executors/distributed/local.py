@@ -215,7 +215,7 @@ def _pool_on(cluster: Any, workers: int | None) -> Pool:
     )
 
 
-def _client_of(cluster: Any) -> Connection:
+def _client_of(cluster: str) -> Connection:
     _, distributed = _dask()
     client = distributed.Client(cluster, set_as_default=False)
     return Connection(client, client.close)

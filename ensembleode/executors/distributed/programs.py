@@ -15,6 +15,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ...engines.compiled.xla.exporting import exported_with_kernels, UnexportableError
 from ...ground.devices.placement import on_cpu
@@ -59,7 +60,9 @@ class ChunkProgram:
         ]
 
 
-def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, consts: Any):
+def numbers_of(
+    lanes: Any, batched: Any, indices: Array | np.ndarray, repeat: Any, key: Array, consts: Any
+):
     """The numbers of a batch: those that differ between trajectories, and the others."""
     every, shared = eqx.partition(lanes, batched)
     return SentArrays((every, indices), (shared, repeat, key, consts))

@@ -17,7 +17,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 from jax.interpreters import ad, batching, mlir
+from jaxtyping import PyTree
 
 from ...ground.host import host_call
 from ...ground.keys import as_before, raw
@@ -62,7 +64,9 @@ class FormRequest:
         request = dataclasses.replace(self, form=form)
         return _request_p.bind(*itertools.chain(*operands, costs), request=request)
 
-    def now(self, numbers: SentArrays, costs: Any, seen: Callable) -> tuple[Any, Any, BatchResults]:
+    def now(
+        self, numbers: SentArrays, costs: Array | None, seen: Callable
+    ) -> tuple[Any, Any, BatchResults]:
         """Evaluate a `RootForm` now: the results of each trajectory and of each unit, and the
         `BatchResults` of the dispatch."""
         form = self.form.base
@@ -79,7 +83,7 @@ class FormRequest:
         results = dispatch(self.pool, program, shipped, batch, threads=self.threads, report=report)
         return *unflattened(form, results.each, results.parts), results
 
-    def in_program(self, numbers: SentArrays, costs: Any) -> tuple[Any, Any]:
+    def in_program(self, numbers: SentArrays, costs: Any) -> tuple[PyTree, PyTree]:
         """Evaluate a `RootForm` in a compiled program: the results of each trajectory, and the sums
         over all."""
         operands = [[raw(x) for x in jtu.tree_leaves(x)] for x in numbers]
@@ -154,7 +158,7 @@ def fail_lost(outcome: Outcome, results: BatchResults) -> None:
             outcome.events.which[rows] = NO_CALLBACK
 
 
-def unflattened(form: RootForm, each: Sequence, parts: Sequence) -> tuple[Any, Any]:
+def unflattened(form: RootForm, each: Sequence, parts: Sequence) -> tuple[PyTree, PyTree]:
     """The results for each trajectory, and the others, in their structures, from flat arrays."""
 
     def filled(structs, leaves):

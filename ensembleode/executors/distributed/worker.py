@@ -52,7 +52,7 @@ class Task(NamedTuple):
     program: str
     environment: dict[str, Any]
     each: tuple[np.ndarray, ...]
-    shared: tuple[Any, ...]
+    shared: tuple
     width: int
     capacity: int
     threads: int

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax import Array
 
 from ..equations import bind, called, DRAWN, ELEMENTWISE, interpreted
 
@@ -31,7 +32,7 @@ class _EveryDirection(NamedTuple):
 _Value: TypeAlias = Any  # an array, or a tangent
 
 
-def along_all_components(jaxpr: jex.Jaxpr, args: Sequence, place: int) -> Any:
+def along_all_components(jaxpr: jex.Jaxpr, args: Sequence, place: int) -> Array:
     """The results of a program that is linear in one of its inputs, for each component of that
     input: `[component of the result, component of the input]`. `args` are the constants and the
     other inputs; `place` is where that input belongs among them."""
@@ -112,7 +113,7 @@ def _along_every_direction(x: _DiagonalTangent | _EveryDirection) -> Any:
     return jnp.where(places, column, jnp.zeros_like(column)).reshape(*x.array.shape, n)
 
 
-def _alike(x: _Value, shape: Sequence[int]) -> Any:
+def _alike(x: _Value, shape: Sequence[int]) -> Array:
     """An array or a tangent with all directions as its last axis."""
     if isinstance(x, _DiagonalTangent | _EveryDirection):
         return jnp.broadcast_to(_along_every_direction(x), shape)

@@ -20,6 +20,9 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
 
 from ...tracing.evaluation import equations
 from ...tracing.program import Program, program_of, structs_of
@@ -45,7 +48,7 @@ class Jacobian:
     pattern: tuple[tuple[int, int], ...]
     has_dfdt: bool
 
-    def __call__(self, consts: Sequence, u: Any, p: Sequence, t: Any) -> Any:
+    def __call__(self, consts: Sequence, u: Array, p: Sequence, t: Array) -> Array:
         return jax.core.eval_jaxpr(self.jaxpr, consts, u, *p, t)[0]
 
 
@@ -90,7 +93,7 @@ def tangent(field: Program) -> jex.Jaxpr:
     return staged(field, functools.partial(tangent_at, field), extra=state_and_time(field))
 
 
-def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
+def tangent_at(field: Program, consts: PyTree, u: PyTree, p: PyTree, t: Any) -> PyTree:
     """The directional derivative of a field, as `tangent` stages it, evaluated at these arrays."""
     *p, du, dt = p
     return jax.jvp(lambda u, t: field(consts, u, tuple(p), t), (u, t), (du, dt))[1]
@@ -197,7 +200,7 @@ def _row(eqn: Any, args: Sequence) -> _Row:
     return found
 
 
-def _is_known(x: Any) -> bool:
+def _is_known(x: ArrayLike) -> bool:
     return isinstance(x, np.generic)
 
 
@@ -210,18 +213,18 @@ def _like(x: Any, atom: Any) -> Any:
     return _array(x).reshape(atom.aval.shape)
 
 
-def _plus(x: Any, y: Any) -> Any:
+def _plus(x: ArrayLike | None, y: ArrayLike | None) -> ArrayLike | None:
     """`x + y`, where None stands for zero; None if the primitive has to compute it."""
     return y if x is None else x if y is None else _known_only(np.add, x, y)
 
 
-def _minus(x: Any, y: Any) -> Any:
+def _minus(x: Any, y: PyTree) -> PyTree:
     if y is None:
         return x
     return -y if x is None else _known_only(np.subtract, x, y)
 
 
-def _times(x: Any, y: Any) -> Any:
+def _times(x: Any, y: PyTree) -> PyTree:
     for factor, other in ((x, y), (y, x)):
         if _is_known(factor) and abs(factor) == 1:
             return other if factor > 0 else -other
@@ -289,7 +292,7 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
     return Jacobian(staged(field, entries), pattern, has_dfdt)
 
 
-def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
+def _by_time(field: Program, consts: PyTree, u: Array, p: PyTree, t: Array) -> Array:
     def at(t):
         return field(consts, u, tuple(p), t).reshape(-1)
 
@@ -298,7 +301,7 @@ def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
     return _pulled(at, t)
 
 
-def _pulled(fn: Callable, x: Any) -> Any:
+def _pulled(fn: Callable, x: Array) -> Array:
     """The Jacobian of a function that returns a vector, row by row in reverse mode."""
     out, pull = jax.vjp(fn, x)
     (rows,) = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))

@@ -17,7 +17,7 @@ import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from ...ground.recursion import Call, result_of, results_of
@@ -94,9 +94,9 @@ def taken_out(jaxpr: jex.Jaxpr, kept: int) -> FactoredProgram:
     their factors."""
     inner: Any = inlined(jaxpr)
     (out,) = inner.outvars
-    made_by: dict[Any, Any] = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
+    made_by: dict = {v: eqn for eqn in inner.eqns for v in eqn.outvars}
     joined = made_by[out].invars if made_by[out].primitive.name == "concatenate" else [out]
-    remaining: list[Any] = []
+    remaining: list = []
     found = _Terms(made_by)
     start = 0
     for v in joined:
@@ -123,7 +123,7 @@ class _Terms:
         self.size = 0
         self.terms: list[OuterProductTerm] = []
         self.scattered: list[ScatteredTerm] = []
-        self.eqns: list[Any] = []
+        self.eqns: list = []
 
     def add(self, v: Any, to: np.ndarray) -> None:
         """Add the cotangent `v`, whose components belong at the places `to`."""
@@ -206,7 +206,7 @@ class _Terms:
         inside = to.reshape(-1)[numbers]
         return (yield self._split(x, inside)) or self._whole(x, inside)
 
-    def _append(self, fn: Callable, eqn: JaxprEqn) -> list[Any]:
+    def _append(self, fn: Callable, eqn: JaxprEqn) -> list:
         """Append the equations of `fn(eqn, *operands)`, with the operands of `eqn`; returns the
         results."""
         closed = jax.make_jaxpr(functools.partial(fn, eqn))(*structs_of(eqn.invars))
@@ -254,7 +254,7 @@ class _Terms:
         return True
 
 
-def _entries(eqn: JaxprEqn, x: Any, *operands: Any) -> tuple[Any, Any]:
+def _entries(eqn: JaxprEqn, x: Array, *operands: Any) -> tuple[Array, Array]:
     """The numbers that an equation adds to an array of zeros, and the numbers of the components to
     which it adds them."""
     if eqn.primitive.name == "dynamic_update_slice":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from ...tracing.evaluation import scan_parts
 from ...tracing.program import is_inexact, Program, tangents_of
@@ -71,7 +71,7 @@ def structure(program: Program, consts: Sequence | None = None) -> np.ndarray:
     constants of the program or for these `consts`:
     `[component of the result, component of the state]`, booleans."""
     jaxpr = program.jaxpr
-    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
+    avals: list = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
     values = [_DependentArray(_nothing(a.shape)) for a in avals]
     n_consts = len(jaxpr.constvars)
     if consts is not None:
@@ -104,7 +104,7 @@ def _union(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
     return x
 
 
-def _evaluate(jaxpr: Any, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
+def _evaluate(jaxpr: ClosedJaxpr | Jaxpr, ins: Sequence[_DependentArray]) -> list[_DependentArray]:
     """The outputs of a jaxpr, from its constants and inputs."""
     return interpreted(jaxpr, ins, _known_array, _outputs)
 
@@ -164,7 +164,7 @@ def _elementwise(eqn: Any, ins: Sequence[_DependentArray]) -> _DependentArray:
         return _DependentArray(depends, folded.astype(aval.dtype))
 
 
-def _chosen(which: np.ndarray, cases: Sequence[Any]) -> np.ndarray:
+def _chosen(which: np.ndarray, cases: Sequence) -> np.ndarray:
     stacked = np.stack([np.broadcast_to(x, which.shape) for x in cases])
     return np.take_along_axis(stacked, which[None], 0)[0]
 

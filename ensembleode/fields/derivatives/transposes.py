@@ -7,6 +7,8 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax import Array
+from jaxtyping import PyTree
 
 from ...tracing.evaluation import equations
 from ...tracing.program import Program, substituted
@@ -58,7 +60,7 @@ def _transposed(
     field: Program,
     fn: Callable,
     which: Sequence[int],
-    cotangent: Any,
+    cotangent: PyTree,
     more: Sequence,
     *,
     has_value: bool = False,
@@ -92,7 +94,7 @@ _NO_WAY_BACK = (
 )
 
 
-def _pulled_back(fn: Callable, args: tuple, cotangent: Any) -> tuple[Any, tuple]:
+def _pulled_back(fn: Callable, args: tuple, cotangent: Array) -> tuple[Any, tuple]:
     """The value of a function, and the cotangents of its arguments. Where JAX has no reverse mode
     (`while_loop`, `custom_vmap`), forward mode is used along each component."""
     try:
@@ -102,7 +104,7 @@ def _pulled_back(fn: Callable, args: tuple, cotangent: Any) -> tuple[Any, tuple]
         if not any(message in str(e) for message in _NO_WAY_BACK):
             raise
 
-    def paired(args: tuple) -> tuple[Any, Any]:
+    def paired(args: tuple) -> tuple[Array, Array]:
         value = fn(*args)
         return jnp.sum(value * cotangent), value
 

@@ -86,13 +86,13 @@ def lower(
     except NotInPairsError as e:
         raise UntranslatableError(e.what, e.where or "an unknown place") from e
     check(jaxpr, functions=functions)
-    outs: list[Any] = [v.aval for v in jaxpr.outvars]
+    outs: list = [v.aval for v in jaxpr.outvars]
     sizes, dtype = [math.prod(out.shape) for out in outs], np.dtype(outs[0].dtype)
     size = sum(sizes)
     if not size:
         return Function((), (), 0, dtype, (), ())
     n_consts = len(jaxpr.constvars)
-    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
+    avals: list = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
     state, t = avals[n_consts], avals[-1]
     values = []
     parameters = [*avals[:n_consts], *avals[n_consts + 1 : -1]]

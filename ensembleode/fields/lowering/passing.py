@@ -64,7 +64,7 @@ class Lowering:
             return scalar(self.let(value.expr), value.shape)
         return self.stored(value) if uses > 1 and value.depth else value
 
-    def constant(self, array: Any) -> LoweredArray:
+    def constant(self, array: np.ndarray) -> LoweredArray:
         array = np.asarray(array)
         first = array.reshape(-1)[:1]
         if array.tobytes() == first.tobytes() * array.size:

@@ -133,7 +133,7 @@ def cast(value: LoweredArray, dtype: DTypeLike) -> LoweredArray:
     return elementwise(value.shape, dtype, [value], lambda x: converted(x, dtype))
 
 
-def loaded(group: Any, start: int, aval: Any, storage: Any) -> LoweredArray:
+def loaded(group: str, start: int, aval: Any, storage: Any) -> LoweredArray:
     """A parameter, or the state, in memory."""
     buffer = Buffer(group, np.dtype(storage), start, math.prod(aval.shape))
     found, dtype = stored(buffer, aval.shape), np.dtype(aval.dtype)

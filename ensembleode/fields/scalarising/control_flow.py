@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from ...tracing.evaluation import scan_parts
@@ -28,7 +28,7 @@ def _cond(run: Interpreter, eqn: JaxprEqn, ins: Sequence[Scalars]) -> list[Scala
     return [_select(run, index, cases) for cases in zip(*outs, strict=True)]
 
 
-def _select(run: Interpreter, index: Any, cases: Sequence[Scalars]) -> Scalars:
+def _select(run: Interpreter, index: Array, cases: Sequence[Scalars]) -> Scalars:
     """The value of the case that `index` chooses."""
     shape, dtype = cases[0].shape, cases[0].dtype
     run.check_size(math.prod(shape))
@@ -54,7 +54,7 @@ def _scan(run: Interpreter, eqn: Any, ins: Sequence[Scalars]) -> list[Scalars]:
     for i in steps:
         outs = run.evaluate(closed, [*consts, *carry, *(_row(x, i) for x in xs)])
         carry, ys[i] = outs[:n_carry], outs[n_carry:]
-    avals: list[Any] = [v.aval for v in eqn.outvars[n_carry:]]
+    avals: list = [v.aval for v in eqn.outvars[n_carry:]]
     rows = zip(*ys, strict=True) if length else [[] for _ in avals]
     stacked = [
         Scalars(a.shape, a.dtype, [e for x in each for e in x.entries])

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from ..combining import SCATTERS
@@ -37,7 +37,7 @@ def _constant_window(starts: Sequence[Scalars], shape: Shape, sizes: Shape) -> t
     return tuple(slice(i, i + k) for i, k in zip(firsts, sizes, strict=True))
 
 
-def _choose(run: Interpreter, x: Scalars, index: Any) -> Scalars:
+def _choose(run: Interpreter, x: Scalars, index: Array) -> Scalars:
     """The entry at the index, which is clipped to the range of the entries."""
     last = np.asarray(len(x.entries) - 1, index.dtype)[()]
     run.count(len(x.entries))
@@ -99,7 +99,7 @@ def _scatter_numbers(eqn: JaxprEqn, indices: Scalars) -> np.ndarray | None:
     return None if partly else numbers
 
 
-def _numbers(windows: Windows, indices: Scalars) -> np.ndarray:
+def _numbers(windows: Windows, indices: Scalars) -> Any:
     """The number of the component at each constant index; -1 for an index outside of the array."""
     numbers, inside = windows.numbers(np, list(np.moveaxis(indices.numpy(), -1, 0)))
     return numbers if inside is None else np.where(inside, numbers, -1)

@@ -14,8 +14,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jax.typing import DTypeLike
+from jax import Array, lax
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PyTree
 
 from ..folding import FOLDED
 from .values import fill, is_computed, is_constant
@@ -39,7 +40,7 @@ def simplify(name: str, args: Sequence, dtype: DTypeLike, params: dict) -> Any:
 
 
 @functools.cache
-def absent(dtype: DTypeLike) -> Any:
+def absent(dtype: DTypeLike) -> ArrayLike:
     """The zero that stands for an absent entry. It is always the same object, by which it is
     recognised."""
     return np.dtype(dtype).type(0)
@@ -56,7 +57,7 @@ def level(args: Sequence) -> Sequence:
     return [fill(x, (1,), x.dtype) for x in args]
 
 
-def power(x: Any, y: int, dtype: DTypeLike) -> Any:
+def power(x: Array, y: int, dtype: DTypeLike) -> Any:
     """An integer power, by repeated multiplication."""
     if y < 0:
         return lax.div(np.dtype(dtype).type(1), power(x, -y, dtype))
@@ -93,7 +94,7 @@ def _fold(name: str, params: dict, args: Sequence, dtype: DTypeLike) -> Any:
     return None
 
 
-def _quotient(x: Any, y: Any) -> Any:
+def _quotient(x: Any, y: PyTree) -> PyTree:
     if x.dtype.kind not in "iu":
         return np.divide(x, y)
     if y == 0:

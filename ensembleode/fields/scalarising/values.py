@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import jax
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.typing import DTypeLike
 
 
@@ -53,7 +53,7 @@ def from_constant(array: Any) -> Scalars:
     return Scalars(array.shape, array.dtype, list(array.reshape(-1)))
 
 
-def fill(entry: Any, tail: Shape, dtype: DTypeLike) -> Any:
+def fill(entry: Any, tail: Shape, dtype: DTypeLike) -> Array:
     """An entry as an array of shape `tail`."""
     if is_constant(entry):
         return lax.full(tail, entry, dtype)

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from ..combining import as_rows, Combination, CUMULATIVE, folded
@@ -15,11 +15,11 @@ from .writing import rule
 
 
 @rule(" ".join(CUMULATIVE))
-def _cumulate(eqn: JaxprEqn, x: Any) -> list:
+def _cumulate(eqn: JaxprEqn, x: Array) -> list:
     by: Combination = CUMULATIVE[eqn.primitive.name]
     axis = eqn.params["axis"]
 
-    def step(total: Any, row: Any) -> tuple:
+    def step(total: Array, row: Array) -> tuple:
         total = by.emit(total, row)
         return total, total
 
@@ -75,7 +75,7 @@ def _sort(eqn: JaxprEqn, *operands: Any) -> list:
     return [jnp.moveaxis(x, 0, axis) for x in placed]
 
 
-def _less(x: Any, y: Any) -> Any:
+def _less(x: Array, y: Array) -> Array:
     """Whether `x` precedes `y` in the order of sorting, in which NaN is last."""
     less = lax.lt(x, y)
     if x.dtype.kind != "f":
@@ -83,7 +83,7 @@ def _less(x: Any, y: Any) -> Any:
     return lax.bitwise_or(less, lax.bitwise_and(lax.eq(x, x), lax.ne(y, y)))
 
 
-def _equal(x: Any, y: Any) -> Any:
+def _equal(x: Array, y: Array) -> Array:
     """Whether `x` and `y` are equal in the order of sorting: equal numbers, or both NaN."""
     equal = lax.eq(x, y)
     if x.dtype.kind != "f":
@@ -98,7 +98,7 @@ def _polynomial(eqn: JaxprEqn, x: Any, *coefficients: Any) -> list:
 
 
 @rule("top_k")
-def _top_k(eqn: JaxprEqn, x: Any) -> list:
+def _top_k(eqn: JaxprEqn, x: Array) -> list:
     """The last components of the sorted array. Those that are equal keep their order."""
     k, axis = eqn.params["k"], eqn.params["axis"]
     places = lax.broadcasted_iota(np.int32, x.shape, axis)

@@ -4,8 +4,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
+from jaxtyping import PyTree
 
 from .writing import rule
 
@@ -37,7 +38,7 @@ def _iota_2x32_shape(eqn: JaxprEqn) -> list:
 
 
 @rule("mulhi")
-def _mulhi(eqn: Any, x: Any, y: Any) -> list:
+def _mulhi(eqn: Any, x: Any, y: PyTree) -> list:
     """The upper half of the bits of a product."""
     dtype = eqn.outvars[0].aval.dtype
     n = 8 * dtype.itemsize
@@ -54,14 +55,14 @@ def _mulhi(eqn: Any, x: Any, y: Any) -> list:
     return [upper]
 
 
-def _halves(x: Any) -> tuple[Any, Any]:
+def _halves(x: Any) -> tuple[Array, Array]:
     x = x.astype(np.uint64)
     upper = lax.shift_right_logical(x, lax.full_like(x, 32))
     return upper, x & np.uint64(2**32 - 1)
 
 
 @rule("reduce_precision")
-def _reduce_precision(eqn: JaxprEqn, x: Any) -> list:
+def _reduce_precision(eqn: JaxprEqn, x: Array) -> list:
     """A number rounded to one of fewer bits, as XLA rounds: to the nearest one, of two the even
     one; to an infinity beyond the largest one, and to zero below the smallest normal one."""
     info, params = np.finfo(x.dtype), eqn.params

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
+from jax import Array
 from jax.extend.core import JaxprEqn
 
 from .writing import function
@@ -61,7 +62,7 @@ _I1E_FAR = """
 """
 
 
-def _chebyshev(x: Any, coefficients: str) -> Any:
+def _chebyshev(x: Array, coefficients: str) -> Array:
     """A sum of Chebyshev polynomials of `x / 2`, of which the last coefficient is doubled."""
     now, before, last = (jnp.zeros_like(x) for _ in range(3))
     for c in map(float, coefficients.split()):
@@ -70,7 +71,7 @@ def _chebyshev(x: Any, coefficients: str) -> Any:
 
 
 @function("bessel_i1e")
-def _bessel_i1e(eqn: JaxprEqn, x: Any) -> list:
+def _bessel_i1e(eqn: JaxprEqn, x: Array) -> list:
     size = jnp.abs(x)
     near = _chebyshev(0.5 * size - 2, _I1E_NEAR) * size
     far = _chebyshev(32 / size - 2, _I1E_FAR) / jnp.sqrt(size)
@@ -86,7 +87,7 @@ _INVERSE_BERNOULLI = (
 
 
 @function("zeta")
-def _zeta(eqn: JaxprEqn, x: Any, q: Any) -> list:
+def _zeta(eqn: JaxprEqn, x: Array, q: Array) -> list:
     """Hurwitz's zeta function: ten terms, and the rest by the formula of Euler and Maclaurin."""
     total = term = q**-x
     for _ in range(9):

@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from ..combining import SCATTERS
@@ -13,14 +13,14 @@ from .memory import put, take
 from .writing import rule
 
 
-def _columns(indices: Any) -> list:
+def _columns(indices: Array) -> list:
     """The columns of the indices, which run along their last axis."""
     axis = indices.ndim - 1
     return [lax.index_in_dim(indices, k, axis, keepdims=False) for k in range(indices.shape[axis])]
 
 
 @rule("gather")
-def _gather(eqn: JaxprEqn, x: Any, indices: Any) -> list:
+def _gather(eqn: JaxprEqn, x: Array, indices: Array) -> list:
     numbers, inside = Windows.of_gather(eqn).numbers(jnp, _columns(indices))
     found = take(x.reshape(-1), numbers)
     if inside is not None:
@@ -30,20 +30,20 @@ def _gather(eqn: JaxprEqn, x: Any, indices: Any) -> list:
 
 
 @rule(" ".join(SCATTERS))
-def _scatter(eqn: JaxprEqn, x: Any, indices: Any, updates: Any) -> list:
+def _scatter(eqn: JaxprEqn, x: Array, indices: Array, updates: Array) -> list:
     numbers, inside = Windows.of_scatter(eqn).numbers(jnp, _columns(indices))
     out = put(x.reshape(-1), numbers, updates, inside, eqn.primitive.name)
     return [out.reshape(x.shape)]
 
 
 @rule("dynamic_slice")
-def _dynamic_slice(eqn: JaxprEqn, x: Any, *starts: Any) -> list:
+def _dynamic_slice(eqn: JaxprEqn, x: Array, *starts: Any) -> list:
     numbers, _ = Windows.whole_array(x.shape, eqn.params["slice_sizes"]).numbers(jnp, starts)
     return [take(x.reshape(-1), numbers)]
 
 
 @rule("dynamic_update_slice")
-def _dynamic_update_slice(eqn: JaxprEqn, x: Any, update: Any, *starts: Any) -> list:
+def _dynamic_update_slice(eqn: JaxprEqn, x: Array, update: Array, *starts: Any) -> list:
     numbers, _ = Windows.whole_array(x.shape, update.shape).numbers(jnp, starts)
     return [put(x.reshape(-1), numbers, update).reshape(x.shape)]
 

@@ -10,16 +10,17 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
-from jax.typing import DTypeLike
+from jax.typing import ArrayLike, DTypeLike
+from jaxtyping import PyTree
 
 from .. import tuning
 from ..equations import of_each
 from .writing import rule
 
 
-def _turns(n: int, turn: Callable, state: Any) -> Any:
+def _turns(n: int, turn: Callable, state: PyTree) -> PyTree:
     """The state after `state = turn(k, state)` for each number below `n`."""
     if n > tuning.MOST_TURNS_WRITTEN_OUT:
         return lax.fori_loop(0, n, turn, state)
@@ -34,7 +35,7 @@ def _rule_of_each(name: str, axes: int = 2) -> Callable[[Callable], Callable]:
 
     def entered(fn: Callable) -> Callable:
         @rule(name, apart=True)
-        def _(eqn: JaxprEqn, x: Any, *others: Any) -> list:
+        def _(eqn: JaxprEqn, x: Array, *others: Any) -> list:
             found = of_each(fn, x.ndim - axes)(x, *others)
             return list(found) if isinstance(found, tuple) else [found]
 
@@ -52,18 +53,18 @@ def _column(x: Any, k: Any) -> Any:
     return _row(x, k, axis=1)
 
 
-def _numbers(n: int) -> Any:
+def _numbers(n: int) -> Array:
     return lax.iota(np.int64, n)
 
 
-def _absent(dtype: DTypeLike) -> Any:
+def _absent(dtype: DTypeLike) -> Array:
     """A zero that stands for an absent entry: where a program is taken apart into scalars, it
     causes no operations (see `scalarising/scalars.py`)."""
     return lax.convert_element_type(lax.full((), np.False_), dtype)
 
 
 @_rule_of_each("lu")
-def _lu(a: Any) -> tuple:
+def _lu(a: Array) -> tuple:
     """L and U in one matrix; for each row, the row that it was exchanged with; and the final
     order."""
     m, n = a.shape
@@ -93,7 +94,7 @@ def _lu(a: Any) -> tuple:
     return a, exchanged.astype(np.int32), order.astype(np.int32)
 
 
-def _largest(x: Any, rows: Any, k: Any) -> Any:
+def _largest(x: Array, rows: Array, k: Any) -> Array:
     """The number of the largest component from number `k` on, the first of equal ones."""
     if not isinstance(k, int):
         x = jnp.where(rows < k, -1, x)
@@ -106,7 +107,7 @@ def _largest(x: Any, rows: Any, k: Any) -> Any:
     return best
 
 
-def _row_from(x: Any, i: Any, first: Any) -> Any:
+def _row_from(x: Array, i: Array, first: ArrayLike) -> Array:
     """Row number `i`, which is `first` at least; a choice where `first` is known."""
     if not isinstance(first, int):
         return _row(x, i)
@@ -117,11 +118,11 @@ def _row_from(x: Any, i: Any, first: Any) -> Any:
 
 
 @rule("lu_pivots_to_permutation", apart=True)
-def _lu_pivots_to_permutation(eqn: JaxprEqn, exchanged: Any) -> list:
+def _lu_pivots_to_permutation(eqn: JaxprEqn, exchanged: Array) -> list:
     rows = _numbers(eqn.params["permutation_size"])
 
-    def of_one(exchanged: Any) -> Any:
-        def turn(k: Any, order: Any) -> Any:
+    def of_one(exchanged: Array) -> Array:
+        def turn(k: Any, order: Array) -> Array:
             other = _row(exchanged, k).astype(rows.dtype)
             # (Pivots of the user's own may also name earlier rows.)
             first = _row(order, k)
@@ -135,25 +136,25 @@ def _lu_pivots_to_permutation(eqn: JaxprEqn, exchanged: Any) -> list:
 
 
 @rule("triangular_solve", apart=True)
-def _triangular_solve(eqn: JaxprEqn, a: Any, b: Any) -> list:
+def _triangular_solve(eqn: JaxprEqn, a: Array, b: Array) -> list:
     params = eqn.params
     transposed, lower = params["transpose_a"], params["lower"]
     if not params["left_side"]:  # x a = b, so that a' x' = b'
         b, transposed = jnp.swapaxes(b, -1, -2), not transposed
 
-    def solve(a: Any, b: Any) -> Any:
+    def solve(a: Array, b: Array) -> Array:
         return _triangular(a, b, transposed, lower != transposed, params["unit_diagonal"])
 
     x = of_each(solve, a.ndim - 2)(a, b)
     return [x if params["left_side"] else jnp.swapaxes(x, -1, -2)]
 
 
-def _triangular(a: Any, b: Any, transposed: bool, forwards: bool, has_ones: bool) -> Any:
+def _triangular(a: Array, b: Array, transposed: bool, forwards: bool, has_ones: bool) -> Array:
     """The solution `[n, column]` for one triangular matrix, from its first row or from its last."""
     n = a.shape[0]
     rows = _numbers(n)
 
-    def turn(k: Any, x: Any) -> Any:
+    def turn(k: Any, x: Array) -> Array:
         i = k if forwards else n - 1 - k
         coefficients = _row(a, i) if transposed else _column(a, i)
         found = _row(x, i)
@@ -166,7 +167,7 @@ def _triangular(a: Any, b: Any, transposed: bool, forwards: bool, has_ones: bool
 
 
 @_rule_of_each("tridiagonal_solve", axes=1)
-def _tridiagonal_solve(below: Any, diagonal: Any, above: Any, b: Any) -> Any:
+def _tridiagonal_solve(below: Array, diagonal: Array, above: Array, b: Array) -> Array:
     """The solution `[n, column]` of one system. Neighbouring rows are exchanged where that makes
     the pivot larger. (Anderson et al., LAPACK Users' Guide, 1999: `gtsv`.)"""
     zero = lax.full((), diagonal.dtype.type(0))
@@ -202,7 +203,7 @@ def _tridiagonal_solve(below: Any, diagonal: Any, above: Any, b: Any) -> Any:
 
 
 @_rule_of_each("cholesky")
-def _cholesky(a: Any) -> Any:
+def _cholesky(a: Array) -> Array:
     """The lower triangle; NaN where the matrix isn't positive definite."""
     n = a.shape[0]
     rows = _numbers(n)
@@ -223,7 +224,7 @@ def _cholesky(a: Any) -> Any:
 
 
 @_rule_of_each("geqrf")
-def _reflections(a: Any) -> tuple:
+def _reflections(a: Array) -> tuple:
     """R, with the vectors of Householder's reflections below of it; and their factors."""
     m, n = a.shape
     rows, columns, numbers = _numbers(m), _numbers(n), _numbers(min(m, n))
@@ -248,11 +249,11 @@ def _reflections(a: Any) -> tuple:
     return _turns(min(m, n), turn, (a, lax.full((min(m, n),), a.dtype.type(0))))
 
 
-def _reflected(a: Any, factors: Any, x: Any, backwards: bool) -> Any:
+def _reflected(a: Array, factors: Array, x: Array, backwards: bool) -> Array:
     """The rows of `x`, reflected by all of the reflections, from the first or from the last on."""
     rows, n = _numbers(a.shape[0]), factors.shape[0]
 
-    def turn(k: Any, x: Any) -> Any:
+    def turn(k: Any, x: Array) -> Array:
         i = n - 1 - k if backwards else k
         v = jnp.where(rows > i, _column(a, i), _absent(a.dtype))
         v = jnp.where(rows == i, 1, v)
@@ -262,7 +263,7 @@ def _reflected(a: Any, factors: Any, x: Any, backwards: bool) -> Any:
 
 
 @_rule_of_each("householder_product")
-def _product(a: Any, factors: Any) -> Any:
+def _product(a: Array, factors: Array) -> Array:
     """The first columns of the product of all reflections."""
     m, n = a.shape
     identity = _numbers(m)[:, None] == _numbers(n)
@@ -270,10 +271,10 @@ def _product(a: Any, factors: Any) -> Any:
 
 
 @rule("ormqr", apart=True)
-def _ormqr(eqn: JaxprEqn, a: Any, factors: Any, x: Any) -> list:
+def _ormqr(eqn: JaxprEqn, a: Array, factors: Array, x: Array) -> list:
     left, transposed = eqn.params["left"], eqn.params["transpose"]
 
-    def product(a: Any, factors: Any, x: Any) -> Any:
+    def product(a: Array, factors: Array, x: Array) -> Array:
         if left:
             return _reflected(a, factors, x, not transposed)
         return _reflected(a, factors, x.T, transposed).T
@@ -282,10 +283,10 @@ def _ormqr(eqn: JaxprEqn, a: Any, factors: Any, x: Any) -> list:
 
 
 @rule("qr", apart=True)
-def _qr(eqn: JaxprEqn, x: Any) -> list:
+def _qr(eqn: JaxprEqn, x: Array) -> list:
     has_all = eqn.params["full_matrices"]
 
-    def of_matrix(a: Any) -> tuple:
+    def of_matrix(a: Array) -> tuple:
         m, n = a.shape
         r, factors = _reflections(a)
         vectors = r[:, :m]

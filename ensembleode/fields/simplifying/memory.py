@@ -1,10 +1,9 @@
 """Reading and writing the components of a flat array by their numbers; those read must be in
 range."""
 
-from typing import Any
-
 import jax.extend.core as jex
 import jax.numpy as jnp
+from jax import Array
 from jax.core import ShapedArray
 from jax.interpreters import mlir
 
@@ -15,12 +14,14 @@ _take_p = jex.Primitive("take")
 _put_p = jex.Primitive("put")
 
 
-def take(x: Any, numbers: Any) -> Any:
+def take(x: Array, numbers: Array) -> Array:
     """The components of `x [size]` with these numbers, which must be in range."""
     return _take_p.bind(x, numbers)
 
 
-def put(x: Any, numbers: Any, new: Any, inside: Any = None, by: str = "scatter") -> Any:
+def put(
+    x: Array, numbers: Array, new: Array, inside: Array | None = None, by: str = "scatter"
+) -> Array:
     """`x [size]` with `new` combined, one after the other, into the components with these numbers,
     as the scatter primitive of the name `by` does it; only those that are `inside`, if given."""
     masks = () if inside is None else (inside,)

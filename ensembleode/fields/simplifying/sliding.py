@@ -7,7 +7,7 @@ from typing import Any
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
+from jax import Array, lax
 from jax.extend.core import JaxprEqn
 
 from ..combining import folded, least, most, REDUCTIONS
@@ -17,15 +17,15 @@ from .writing import rule
 
 
 def _windows(
-    x: Any, sizes: Shape, strides: Sequence[int], dilation: Sequence[int], count: Shape
-) -> Any:
+    x: Array, sizes: Shape, strides: Sequence[int], dilation: Sequence[int], count: Shape
+) -> Array:
     """The contents of each window, `[*sizes, *count]`; the windows begin `strides` apart."""
     return take(x.reshape(-1), _numbers(x.shape, sizes, strides, dilation, count))
 
 
 def _numbers(
     of: Shape, sizes: Shape, strides: Sequence[int], dilation: Sequence[int], count: Shape
-) -> Any:
+) -> Array:
     """The numbers of the components in each window of an array of this shape."""
     shape = (*sizes, *count)
     terms = zip(strides_of(of), dilation, strides, strict=True)
@@ -73,7 +73,7 @@ def _select_and_gather_add(eqn: Any, tangents: Any, x: Any) -> list:
 
 
 @rule("select_and_scatter_add")
-def _select_and_scatter_add(eqn: JaxprEqn, new: Any, x: Any) -> list:
+def _select_and_scatter_add(eqn: JaxprEqn, new: Array, x: Array) -> list:
     """Each of the numbers `new`, one for each window, added to the window's first extreme
     component."""
     params, count = eqn.params, new.shape
@@ -89,13 +89,13 @@ def _select_and_scatter_add(eqn: JaxprEqn, new: Any, x: Any) -> list:
     return [found[tuple(slice(low, low + n) for (low, _), n in inside)]]
 
 
-def _contest(eqn: Any, dtype: np.dtype) -> tuple[Callable, Any]:
+def _contest(eqn: JaxprEqn, dtype: np.dtype) -> tuple[Callable, Any]:
     """The comparison by which a component of a window wins, and a value that wins over no other."""
     is_most = eqn.params["select_prim"].name == "ge"
     return (lax.ge, least(dtype)) if is_most else (lax.le, most(dtype))
 
 
-def _beside_best(wins: Callable, rows: Any, others: Any) -> Any:
+def _beside_best(wins: Callable, rows: Array, others: Array) -> Array:
     """The entries of `others` that belong to the best of the `rows`; of equal rows, the first."""
     best, found = rows[0], others[0]
     for row, other in zip(rows[1:], others[1:], strict=True):

@@ -2,10 +2,9 @@
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import jax
-from jax.extend.core import JaxprEqn
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 from ..equations import called, registers, traced
 
@@ -30,7 +29,7 @@ def rule(names: str, *, apart: bool = False) -> Callable[[Callable], Callable]:
 function = registers(FUNCTIONS)
 
 
-def written_out(eqn: JaxprEqn, *, functions: bool = False) -> Any:
+def written_out(eqn: JaxprEqn, *, functions: bool = False) -> ClosedJaxpr | Jaxpr | None:
     """The jaxpr of plainer equations that replaces an equation; None if it is plain already. With
     `functions`, the rules in `FUNCTIONS` apply, too."""
     inner, name = called(eqn), eqn.primitive.name

@@ -29,7 +29,7 @@ from .given_device import for_one_device
 def together(xs: Sequence) -> list:
     """The arrays as operands of one equation: they vary over the same axes of a mesh, and none is
     split over the devices."""
-    types: list[Any] = list(map(jax.typeof, xs))
+    types: list = list(map(jax.typeof, xs))
     varying = frozenset().union(*(a.manual_axis_type.varying for a in types))
     mesh: Any = next((a.sharding.mesh for a in types if a.sharding.mesh.explicit_axes), None)
     found = []
@@ -77,7 +77,7 @@ def _bare(a: Any) -> Any:
     return jax.core.ShapedArray(a.shape, a.dtype, weak_type=a.weak_type)
 
 
-def without_types(tree: PyTree) -> Any:
+def without_types(tree: PyTree) -> PyTree:
     """The abstract values of arrays, for one device."""
     return jax.tree.map(lambda x: _bare(jax.typeof(x)), tree)
 
@@ -107,7 +107,7 @@ def without_mesh(program: Program) -> Program:
     return program_of(jaxpr, program.out_tree, rules=True)
 
 
-def _unsharded(eqn: JaxprEqn, ins: Sequence) -> Any:
+def _unsharded(eqn: JaxprEqn, ins: Sequence) -> PyTree:
     """For `evaluated`: the outputs of an equation, which may name axes of a mesh, for one
     device."""
     prim, params = eqn.primitive, dict(eqn.params)
@@ -138,7 +138,7 @@ def alone(fn: Callable, *args: Any) -> Any:
     return jtu.tree_unflatten(found, outs)
 
 
-def operands_of(tree: PyTree) -> Any:
+def operands_of(tree: PyTree) -> PyTree:
     """The arrays of a tree, as `alone` takes them as operands."""
     leaves, structure = jtu.tree_flatten(tree)
     return jtu.tree_unflatten(structure, together(leaves)) if is_on_mesh(leaves) else tree
@@ -186,7 +186,7 @@ def _jvp(primals: Sequence, tangents: Sequence, *, program: Program) -> tuple:
         return jax.jvp(at, [primals[i] for i in moved], tangents)[1]
 
     found = iter(_computed(pushed, list(primals), [tangents[i] for i in moved]))
-    avals: list[Any] = [jax.typeof(x).to_tangent_aval() for x in outs]
+    avals: list = [jax.typeof(x).to_tangent_aval() for x in outs]
     dots = [next(found) if is_inexact(x) else ad.Zero(a) for x, a in zip(outs, avals, strict=True)]
     return outs, dots
 

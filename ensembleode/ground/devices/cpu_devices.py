@@ -10,7 +10,6 @@ import contextlib
 import os
 import pathlib
 import platform
-from typing import Any
 
 from ..logs import log_once
 
@@ -118,7 +117,7 @@ def threads() -> int:
     return int(text) or cores()
 
 
-def devices(n: int | None) -> list[Any]:
+def devices(n: int | None) -> list:
     """The first `n` CPU devices, or all if `n` is None.
 
     Says once if there is only one device although there are more cores.

@@ -13,24 +13,25 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import PyTree
 
 from ..keys import as_before, raw
 
 
-def to_device(tree: PyTree, device: jax.Device) -> Any:
+def to_device(tree: PyTree, device: jax.Device) -> PyTree:
     """The tree, with its arrays committed to a device."""
     return jtu.tree_map(lambda x: _moved_p.bind(x, to=device, back=None) if _has(x) else x, tree)
 
 
-def to_default(tree: PyTree, back: jax.Device) -> Any:
+def to_default(tree: PyTree, back: jax.Device) -> PyTree:
     """The tree, with its arrays on JAX's default device, committed to none. Their cotangents go to
     the device `back`, where the arrays were."""
     return jtu.tree_map(lambda x: _moved_p.bind(x, to=None, back=back) if _has(x) else x, tree)
 
 
-def uncommitted(x: Any) -> Any:
+def uncommitted(x: Array) -> Any:
     """A known array on JAX's default device, committed to none."""
     return as_before(x, jnp.asarray(np.asarray(raw(x))))
 

@@ -77,7 +77,7 @@ def share_of_memory(device: Any) -> int:
     return (device.memory_stats() or {}).get("bytes_limit", 4 * HOST) // 4
 
 
-def on_this_platform(tree: PyTree) -> Any:
+def on_this_platform(tree: PyTree) -> PyTree:
     """The inputs of a solve outside of `jit`, on the platform on which it computes: tracers, and
     arrays that are committed to a device of another platform, are moved there."""
     device = default_device()
@@ -111,7 +111,7 @@ def brought_home(solution: Any) -> Any:
     return jtu.tree_unflatten(tree, map(home, leaves, found))
 
 
-def as_jax_arrays(tree: PyTree) -> Any:
+def as_jax_arrays(tree: PyTree) -> PyTree:
     """Results as JAX arrays. Those that were gathered on the host go to JAX's default device; or to
     its CPU device, if they would take more than a quarter of an accelerator's memory."""
     device = default_device()

@@ -7,11 +7,14 @@ import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
+from jax.typing import ArrayLike
+from jaxtyping import PyTree
+
 from ...ground.extras import installing
 from ...solution.solution import EngineChoice
 from ...tracing.program import is_tracer
 from .. import exchange
-from ..exchange import for_both, HttpRequest, path_of, ServiceError as ServiceError
+from ..exchange import for_both, HttpRequest, JsonObject, path_of, ServiceError as ServiceError
 from . import remote
 from .client_jobs import EnsembleJob as EnsembleJob
 
@@ -56,7 +59,7 @@ class _CommonClient:
             | ({} if token is None else {"authorization": f"Bearer {token}"}),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE),
         )
-        self._known: dict[str, Any] = {}
+        self._known: JsonObject = {}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -80,12 +83,12 @@ class _CommonClient:
     def solve(
         self,
         name: str,
-        u0: Any = None,
-        p: Any = None,
-        tspan: Any = None,
-        saveat: Any = None,
+        u0: PyTree = None,
+        p: PyTree = None,
+        tspan: PyTree = None,
+        saveat: ArrayLike | None = None,
         deadline: float | None = None,
-    ) -> Any:
+    ) -> PyTree:
         """Solve one trajectory, or several. Arguments that are left out have their registered
         values.
 
@@ -123,13 +126,13 @@ class _CommonClient:
     def vjp(
         self,
         name: str,
-        cotangent: Any,
-        u0: Any = None,
-        p: Any = None,
+        cotangent: PyTree,
+        u0: PyTree = None,
+        p: PyTree = None,
         tspan: Any = None,
         saveat: Any = None,
         deadline: float | None = None,
-    ) -> Any:
+    ) -> PyTree:
         """The gradients of `sum(cotangent * u)` with respect to `u0` and `p`, for programs without
         JAX.
 
@@ -148,14 +151,14 @@ class _CommonClient:
     async def submit(
         self,
         name: str,
-        u0: Any = None,
-        p: Any = None,
+        u0: PyTree = None,
+        p: PyTree = None,
         tspan: Any = None,
         saveat: Any = None,
         *,
         trajectories: int | None = None,
         seed: int | None = None,
-    ) -> Any:
+    ) -> PyTree:
         """Submit a large ensemble, which the service solves durably: it goes on after a restart.
 
         **Arguments:**
@@ -215,7 +218,7 @@ class _CommonClient:
         path = path_of("problems", name, "/vjp")
         return exchange.gradients(await self._ask("POST", path, body, deadline=deadline))
 
-    async def _ask(self, method: str, path: str, body: Any = None, **options: Any) -> Any:
+    async def _ask(self, method: str, path: str, body: PyTree = None, **options: Any) -> Any:
         request = HttpRequest(method, path, body, **options)
         attempts = exchange.RetryPolicy(
             self._retries, self._timeout, request.deadline, request.repeatable

@@ -6,7 +6,7 @@ from typing import Any
 
 from ...solution.solution import ODESolution
 from .. import exchange
-from ..exchange import for_both, path_of, ServiceError
+from ..exchange import for_both, JsonObject, path_of, ServiceError
 
 
 # The seconds between two queries for a job's status, at first and at most.
@@ -33,7 +33,7 @@ class EnsembleJob:
         return await self._client._ask(method, path_of("ensembles", self.id, what), **options)
 
     @for_both
-    async def status(self) -> Any:
+    async def status(self) -> JsonObject:
         """The status of the job: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`,
         `"failed"` or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their
         `"retcodes"`, when it was `"created"`, for how many `"seconds"` it has run, and its
@@ -41,7 +41,7 @@ class EnsembleJob:
         return await self._ask("GET")
 
     @for_both
-    async def wait(self, timeout: float | None = None) -> Any:
+    async def wait(self, timeout: float | None = None) -> JsonObject | None:
         """Wait until the job has ended, and return its status: done, failed or cancelled.
 
         **Arguments:** `timeout`: in seconds; None for as long as it takes.
@@ -64,7 +64,7 @@ class EnsembleJob:
         return status
 
     @for_both
-    async def cancel(self) -> Any:
+    async def cancel(self) -> JsonObject:
         """Cancel the job, unless it has ended; its results so far are kept. Returns its status."""
         return await self._ask("POST", "/cancel")
 
@@ -76,7 +76,7 @@ class EnsembleJob:
         await self._ask("DELETE", repeatable=False)
 
     @for_both
-    async def resume(self) -> Any:
+    async def resume(self) -> JsonObject:
         """Resume a job that was cancelled or failed. Returns its status."""
         return await self._ask("POST", "/resume", repeatable=False)
 

@@ -16,16 +16,18 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.interpreters import ad, batching, mlir
 
 from ...ground.host import host_call
-from ...ground.retcode import is_successful
+from ...ground.retcode import is_successful, ReturnCodes
 from ...plan.saving import grid, Spacing
 from ...problem import sensitivity
 from ...solution.solution import EngineChoice, EnsembleSolution, ODESolution
 from ...solution.stats import Stats
 from ...tracing.program import is_tracer, Static
 from .. import exchange
+from ..exchange import JsonObject
 
 
 _FORWARD = (
@@ -84,7 +86,7 @@ class RemoteCall:
     def differentiated(self) -> tuple[RequestField, ...]:
         return tuple(field for field in self.operands if field.name in ("u0", "p"))
 
-    def results(self, operands: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
+    def results(self, operands: Sequence) -> list[jax.ShapeDtypeStruct]:
         """The abstract results: those of `_SolveResults`, or one for each of `differentiated`."""
         if self.gradient:
             pairs = zip(self.operands, operands, strict=True)
@@ -156,7 +158,7 @@ class _SolveResults(NamedTuple):
 
     u: Any
     t: Any
-    retcode: Any
+    retcode: ReturnCodes
     lengths: Any
     naccept: Any
     nreject: Any
@@ -180,7 +182,7 @@ def _staged(*operands: Any, call: RemoteCall) -> list:
     return host_call(call, call.results(operands), *operands)
 
 
-def _mapped(operands: Sequence[Any], dims: Sequence[Any], *, call: RemoteCall) -> tuple[list, list]:
+def _mapped(operands: Sequence, dims: Sequence, *, call: RemoteCall) -> tuple[list, list]:
     """One request of `size` times as many trajectories, those of the first mapped entry first."""
     size = next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
     n = call.n or 1
@@ -216,7 +218,7 @@ def _mapped(operands: Sequence[Any], dims: Sequence[Any], *, call: RemoteCall) -
             g = g.reshape(*split, *g.shape[1:])
             found.append(g if call.n is None or field.own else jnp.sum(g, axis=1))
         return found, [0] * len(found)
-    moved: list[Any] = [0] * len(outs)
+    moved: list = [0] * len(outs)
     for i, x in enumerate(outs):
         if i != 1 or own_times:
             outs[i] = x.reshape(*split, *x.shape[1:])
@@ -260,7 +262,7 @@ def _answered_bwd(call: RemoteCall, kept: tuple, cotangents: list) -> tuple:
     return (tuple(next(found) if f in differentiated else jnp.zeros_like(x) for f, x in every),)
 
 
-def _masked(cotangent: Any, retcode: Any, length: Any) -> Any:
+def _masked(cotangent: Array, retcode: Array, length: Array) -> Array:
     """The cotangent of one trajectory: zero where it failed, so that a loss can mask it, and in
     rows that were not reached."""
     rows = jnp.arange(cotangent.shape[0], dtype=length.dtype)
@@ -274,7 +276,7 @@ _answered.defvjp(_answered_fwd, _answered_bwd)
 def solve(
     service: Any,
     description: Mapping[str, Any],
-    arguments: dict[str, Any],
+    arguments: JsonObject,
     deadline: float | None,
     engine: EngineChoice,
 ) -> EnsembleSolution | ODESolution:
@@ -322,7 +324,7 @@ def solve(
     )
 
 
-def _rows(description: Mapping[str, Any], given: dict[str, Any], dtype: np.dtype) -> int:
+def _rows(description: Mapping[str, Any], given: JsonObject, dtype: np.dtype) -> int:
     """The number of saved times. A spacing in `given` is replaced by the times."""
     saveat = given.get("saveat")
     if saveat is None:
@@ -341,7 +343,7 @@ def _rows(description: Mapping[str, Any], given: dict[str, Any], dtype: np.dtype
     return len(times)
 
 
-def _is_own(name: str, x: Any, shape: tuple[int, ...]) -> bool:
+def _is_own(name: str, x: Array | np.ndarray, shape: tuple[int, ...]) -> bool:
     if x.shape == shape:
         return False
     if x.ndim == len(shape) + 1 and x.shape[1:] == shape:

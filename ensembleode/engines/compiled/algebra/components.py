@@ -185,7 +185,7 @@ class StateForm(Protocol):
     def in_memory(self) -> bool: ...
 
 
-def places(b: Builder, form: StateForm) -> list[Any]:
+def places(b: Builder, form: StateForm) -> list:
     """Places for a state, which begins as zeros: variables, or one `ArrayPlaces`."""
     if form.in_memory:
         return [ArrayPlaces(b, form.dtype, form.size)]
@@ -203,7 +203,7 @@ def set_all(variables: Iterable, xs: Iterable, mask: Value | None = None) -> Non
 
 def built(
     b: Builder, form: StateForm, place: Callable[[Any], Any], read: Callable[[Any], Value]
-) -> list[Any]:
+) -> list:
     """A state whose component `c` is `read(place(c))`."""
     if form.in_memory:
         return [Array(b, form.size, form.dtype, lambda turn: read(place(turn.index)))]
@@ -250,7 +250,7 @@ def each_place(variables: Sequence, body: Callable[[Any, Any], None]) -> None:
             body(c, x)
 
 
-def changed(variables: Sequence, new: Callable[[Any, Callable[[], Value]], Value]) -> list[Any]:
+def changed(variables: Sequence, new: Callable[[Any, Callable[[], Value]], Value]) -> list:
     """A state whose component `c` is `new(c, get)`; `get()` reads component `c` of `variables`."""
     if variables and isinstance(variables[0], ArrayPlaces):
         (x,) = variables

@@ -212,7 +212,7 @@ class Builder(FunctionText, PlainArithmetic):
         finally:
             self._fuses = before
 
-    def binary(self, op: str, x: Any, y: Any) -> Value:
+    def binary(self, op: str, x: Value | float, y: Any) -> Value:
         x, y = self.matched(x, y)
         return self.pure(f"{op} {x}, {y.name}", x.dtype, x.lanes)
 
@@ -242,12 +242,12 @@ class Builder(FunctionText, PlainArithmetic):
             return self.binary("mul", x, y)
         return self._product(self.binary("fmul", x, y), x, y)
 
-    def mul_add(self, x: Any, y: Any, z: Any) -> Value:
+    def mul_add(self, x: Value, y: Value | float, z: Value | float) -> Value:
         """`x * y + z`, rounded once where the machine does that as fast, otherwise twice."""
         x, y, z = self.matched(x, y, z)
         return self.intrinsic("fmuladd", x, y, z)
 
-    def fma(self, x: Any, y: Any, z: Any) -> Value:
+    def fma(self, x: Value, y: Value, z: Value) -> Value:
         """`x * y + z`, rounded once, even where that is slow."""
         x, y, z = self.matched(x, y, z)
         return self.intrinsic("fma", x, y, z)
@@ -267,7 +267,7 @@ class Builder(FunctionText, PlainArithmetic):
     # The interface `Arithmetic` of solvers
     #
 
-    def equal(self, x: Any, y: Any) -> Value:
+    def equal(self, x: Value, y: Any) -> Value:
         return self.compare("eq", x, y)
 
     def largest(self, components: Components) -> Value:
@@ -294,11 +294,11 @@ class Builder(FunctionText, PlainArithmetic):
         one = self.copysign(self.constant(1, x.dtype), x)
         return self.where((x > 0.0) | (x < 0.0), one, x)
 
-    def copysign(self, x: Any, sign: Any) -> Value:
+    def copysign(self, x: Value, sign: Value) -> Value:
         x, sign = self.matched(x, sign)
         return self.intrinsic("copysign", x, sign)
 
-    def compare(self, how: str, x: Any, y: Any) -> Value:
+    def compare(self, how: str, x: Value, y: Any) -> Value:
         """A comparison, one of `lt le gt ge eq ne`; with NaN all but `ne` are false."""
         x, y = self.matched(x, y)
         if x.is_real:
@@ -316,12 +316,12 @@ class Builder(FunctionText, PlainArithmetic):
             x, y = self.spread(x), self.spread(y)
         return self.pure(f"select {mask}, {x}, {y}", x.dtype, x.lanes)
 
-    def minimum(self, x: Any, y: Any) -> Value:
+    def minimum(self, x: Value | float, y: Any) -> Value:
         """`x if x < y else y`: the second where one is NaN."""
         x, y = self.matched(x, y)
         return self.where(x < y, x, y)
 
-    def maximum(self, x: Any, y: Any) -> Value:
+    def maximum(self, x: Value | float, y: Any) -> Value:
         """`x if x > y else y`: the second where one is NaN."""
         x, y = self.matched(x, y)
         return self.where(x > y, x, y)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, TYPE_CHECKING
+from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class FunctionText:
         self.heap: Heap | None = None
         self._count = 0
         # The results available for reuse in this block, and in the enclosing blocks before it.
-        self._scopes: list[dict[Any, Any]] = [{}]
+        self._scopes: list[dict] = [{}]
 
     def name(self) -> str:
         self._count += 1

@@ -89,7 +89,7 @@ class Value:
     __gt__, __ge__ = _operator("compare", "gt"), _operator("compare", "ge")
     eq, ne = _operator("compare", "eq"), _operator("compare", "ne")
 
-    def __rshift__(self, other: Any) -> Value:
+    def __rshift__(self, other: Value | int) -> Value:
         """A shift to the right, which keeps the sign if the dtype is signed."""
         return self.builder.binary("ashr" if self.is_signed else "lshr", self, other)
 
@@ -158,7 +158,7 @@ class ElementPointer:
         b, type_ = self.builder, type_of(self._stored)
         return self._read(b.value(f"load {type_}, ptr {self.pointer(index)}", self._stored, 0))
 
-    def store(self, index: Value | int, value: Any) -> None:
+    def store(self, index: Value | int, value: Value) -> None:
         """Write one element."""
         b = self.builder
         value = self._written(b.as_value(value, self.dtype))
@@ -192,7 +192,7 @@ class ElementPointer:
         text = f"call {type_} @{name}({ptrs} {pointers}, i32 {stored.itemsize}, {mask}, {other})"
         return self._read(b.value(text, stored, b.lanes))
 
-    def scatter(self, index: Value, mask: Value, value: Any) -> None:
+    def scatter(self, index: Value, mask: Value, value: Value) -> None:
         """Write the elements at these indices in the lanes of the mask."""
         b, stored = self.builder, self._stored
         if not b.lanes:

@@ -78,7 +78,7 @@ class Loop:
         self.y = places(b, problem)
         # The numbers of the method's carry, one after the other; or its states.
         carried, self._carry_tree = jax.tree.flatten(problem.carry_like)
-        self.carry: list[Any] = []
+        self.carry: list = []
         for _ in carried:
             self.carry += places(b, problem) if problem.in_memory else [b.variable(dtype, 0)]
         self.t = b.variable(dtype, 0, of_lanes=not is_uniform)
@@ -428,7 +428,7 @@ class Loop:
         if self.has_anchor:
             self.set_anchor(here)
 
-    def _set(self, variable: Variable, mask: Value, x: Any) -> None:
+    def _set(self, variable: Variable, mask: Value, x: Value | int) -> None:
         """Set a variable in the lanes of the mask; lanes that step together also start together."""
         if self.is_uniform:
             variable.set(x)

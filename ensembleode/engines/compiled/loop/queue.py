@@ -5,7 +5,7 @@ many of them at once as there are lanes, and kept in memory until lanes are free
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..algebra.components import changed, for_each_component
 from ..llvm.across_lanes import for_each_lane
@@ -122,7 +122,7 @@ class PreparedStarts:
         b, width = self.b, max(1, self.b.lanes)
         at = index - self._first.get() if b.lanes else b.constant(0, I64)
 
-        def new(c: Any, before: Callable[[], Value]) -> Value:
+        def new(c: Value | int, before: Callable[[], Value]) -> Value:
             return self._carry.gather(at + c * width, fresh, before())
 
         found = changed(carry, new)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TYPE_CHECKING
+from typing import NamedTuple, TYPE_CHECKING
 
 import numpy as np
 
@@ -214,7 +214,7 @@ class Search:
         # Whether a sign changes anywhere; only if so is it worked out where.
         seen = b.variable(BOOL, False)
 
-        def at(theta: Any) -> tuple[tuple, Value]:
+        def at(theta: Value) -> tuple[tuple, Value]:
             t = step.t + span * theta
             u = step.method.interpolate(b, step.y, dense, step.h, theta)
             return tuple(map(b.spread, u)), t
@@ -224,7 +224,7 @@ class Search:
             every = zip(_numbers(places), values, strict=True)
             return [(k, value) for k, value in every if k in wanted]
 
-        def look(theta: Any) -> None:
+        def look(theta: Value) -> None:
             u, t = at(theta)
             for i, x, places in chosen:
                 for k, value in conditions(x, places, u, t):

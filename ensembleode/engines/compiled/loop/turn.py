@@ -101,7 +101,7 @@ def control(loop: Loop, step: TriedStep, unresolved: Value) -> tuple[TriedStep, 
     return step._replace(accepted=verdict.accepted), verdict, size
 
 
-def commit(loop: Loop, size: Any, step: TriedStep, verdict: Verdict) -> None:
+def commit(loop: Loop, size: Value | None, step: TriedStep, verdict: Verdict) -> None:
     """Save the rows within the step, and go on to its end in the lanes that accept it."""
     b, p = loop.b, loop.problem
     loop.saved.save_rows_within(step, loop.direction, loop.equations, loop.occupied)

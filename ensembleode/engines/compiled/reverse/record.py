@@ -119,7 +119,7 @@ class Record:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
             ends += [b.cast(x, step.t.dtype) for x in marks]
 
-        def write(i: Any, x: Value) -> None:
+        def write(i: Value | int, x: Value) -> None:
             self.work.turns.store_lanes(self._cell(first + i), x)
 
         for i, state in enumerate((step.y, *step.attempt.dense[: p.stages_apart])):

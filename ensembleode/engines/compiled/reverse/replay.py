@@ -131,7 +131,7 @@ class Replay:
             self.events.load(mask, b.cast(happened.gather(index, mask, 0), I64))
         if p.saving.mode == "ends":
 
-            def read(c: Any, x: Any) -> None:
+            def read(c: Any, x: Variable) -> None:
                 place = self.order.place(index, c, p.size)
                 x.set(self.cotangents.rows.gather(place, mask, x.get()))
 
@@ -152,7 +152,7 @@ class Replay:
         if self.carry:
             self._start(self.held.u0(index, wanted), self.held.number("t0"), wanted)
 
-        def write(c: Any, x: Any) -> None:
+        def write(c: Value | int, x: Any) -> None:
             place = self.order.place(index, c, p.size)
             to.u0.scatter(place, mask, b.where(wanted, x.get(), 0.0))
 
@@ -171,7 +171,7 @@ class Replay:
         if self.pullback.sums is not None:
             self.pullback.sums.take(mask, write_own)
 
-    def cotangent_of(self, row: Value, mask: Value) -> list[Any]:
+    def cotangent_of(self, row: Value, mask: Value) -> list:
         """The cotangent of a saved row in the lanes of the mask; zero in the others."""
         size, rows, index = self.problem.size, self.loop.saved.n, self.held.index.get()
         return built(

@@ -71,7 +71,7 @@ def equations_in(b: Builder, d: KernelDescription) -> Callable[[LaneNumbers, Val
         def f(y: tuple, t: Value) -> tuple:
             return evaluated(b, fn, FieldNumbers(held, u=y), t, mask, "field")
 
-        def jvp(y: tuple, t: Value, dy: tuple, dt: Any) -> tuple:
+        def jvp(y: tuple, t: Value, dy: tuple, dt: Value) -> tuple:
             dt = b.spread(b.as_value(dt, d.dtype))
             numbers = FieldNumbers(held, u=y, tangent=dy, dt=[dt])
             return evaluated(b, along(), numbers, t, mask, "tangent")
@@ -85,7 +85,7 @@ def equations_in(b: Builder, d: KernelDescription) -> Callable[[LaneNumbers, Val
                 return LoadedNumbers(entries.memory, n), dfdt
             return tuple(map(b.spread, entries[:n])), dfdt
 
-        def factorise(jacobian: Any, gamma_h: Value) -> Any:
+        def factorise(jacobian: LoadedNumbers | tuple[Value, ...], gamma_h: Value) -> Any:
             return linear.solver.factorise(jacobian, b.spread(gamma_h), checks=checks)
 
         def solve(factors: Any, right: tuple) -> tuple:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from ....fields import Inputs
 from ....ground.keys import raw
@@ -101,7 +102,7 @@ class NumbersOrder(NamedTuple):
         return (row * n + index) * size + i if self.n is None else (row * size + i) * n + index
 
 
-def trajectories_last(x: Any) -> Any:
+def trajectories_last(x: Array) -> Array:
     """An array with the trajectories first, rearranged for a GPU: `[number, trajectory]`."""
     return x.reshape(x.shape[0], -1).T
 
@@ -122,7 +123,7 @@ def layout_of(plan: Plan, lanes: TrajectoryNumbers) -> NumbersLayout:
     return NumbersLayout(tuple(numbers))
 
 
-def operands_of(plan: Plan, lanes: TrajectoryNumbers, *, on_gpu: bool) -> list[Any]:
+def operands_of(plan: Plan, lanes: TrajectoryNumbers, *, on_gpu: bool) -> list:
     """The arrays of `layout.numbers`."""
     leaves = ((jnp.asarray(x, dtype), is_own) for _, x, dtype, is_own in _leaves(plan, lanes))
     return [trajectories_last(x) if on_gpu and is_own else x for x, is_own in leaves]
@@ -231,7 +232,7 @@ class LaneNumbers:
 
         return Tolerances(of("abstol"), of("reltol"))
 
-    def u0(self, index: Value, fresh: Value) -> list[Any]:
+    def u0(self, index: Value, fresh: Value) -> list:
         """The initial states of these trajectories in the lanes `fresh`; zero in the others."""
         b, d, i = self.b, self.problem, self._find("u0")
         number, buffer = self.layout.numbers[i], self._buffers[i]

@@ -1,6 +1,7 @@
 """The rows that a kernel saves of its trajectories, and where the results go."""
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,7 +134,7 @@ class SavedRows:
         hides = saved is not None and self.problem.is_uniform
         sound = total(x * 0.0 for x in y).eq(0.0) if hides else None
 
-        def write(c: Any, x: Value) -> None:
+        def write(c: Value | int, x: Value) -> None:
             place = self.order.place(self.held.index.get(), row * size + c, self.n * size)
             self._outputs.u.scatter(place, mask, x if sound is None else b.where(sound, x, np.nan))
 
@@ -166,7 +167,7 @@ class SavedRows:
 
         b.while_(lambda: b.any(due()), one)
 
-    def _set(self, variable: Variable, mask: Value, x: Any) -> None:
+    def _set(self, variable: Variable, mask: Value, x: Value | int) -> None:
         """Set a variable of the rows in the lanes of the mask, or of all lanes that share it."""
         if self._is_shared:
             variable.set(x)
@@ -203,7 +204,7 @@ class SavedRows:
 
         b.while_(lambda: b.any(due()), one)
 
-    def _write_inner(self, step: TriedStep, equations: Any) -> None:
+    def _write_inner(self, step: TriedStep, equations: Callable) -> None:
         """Write the states at the inner nodes of a step, with the next row."""
         p, method, row = self.problem, step.method, self.row.get()
         here = step.accepted & (row < self.n)
@@ -220,7 +221,7 @@ class SavedRows:
             for_each_component(u, write)
 
     def save_rows_within(
-        self, step: TriedStep, direction: Value, equations: Any, occupied: Variable
+        self, step: TriedStep, direction: Value, equations: Callable, occupied: Variable
     ) -> None:
         """Save the rows whose times lie in a step; for `equations` see `Loop`."""
         b, p = self.b, self.problem

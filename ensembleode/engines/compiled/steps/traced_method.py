@@ -22,6 +22,7 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 from jax.extend.core import JaxprEqn
 from jax.typing import DTypeLike
 from jaxtyping import PyTree
@@ -56,12 +57,12 @@ _SOLVE, _MASS = _call("solve", _SIZE), _call("mass", _SIZE)
 _CALLS = (_F, _JVP, _LINEARISE, _FACTORISE, _SOLVE, _MASS)
 
 
-def _like(y: tuple, number: Any) -> Any:
+def _like(y: tuple, number: Array) -> Array:
     """The number in the dtype of a state."""
     return jnp.asarray(number, y[0].dtype)
 
 
-def _linearise(y: tuple, t: Any) -> tuple:
+def _linearise(y: tuple, t: Array) -> tuple:
     entries, dfdt = _LINEARISE.bind(*y, _like(y, t))
     return (entries,), (dfdt,)
 
@@ -214,14 +215,14 @@ class PulledCotangents:
         such a list.
     """
 
-    def __init__(self, b: Builder, trace: TracedMethod, size: int, inputs: Sequence[Any]):
+    def __init__(self, b: Builder, trace: TracedMethod, size: int, inputs: Sequence):
         self.b, self.size, self.trace = b, size, trace
         variables = variables_of(trace.inputs)
-        self.values: dict[Any, Any] = dict(zip(variables, inputs, strict=True))
+        self.values: dict = dict(zip(variables, inputs, strict=True))
         # The residuals of the calls whose results these variables are.
         self.residuals: dict[Any, LoadedNumbers | None] = {}
         self._made_by = {v: eqn for eqn in trace.eqns for v in eqn.outvars}
-        self.cotangents: dict[Any, Any] = {}
+        self.cotangents: dict = {}
         self.gradient: Any = None
         # States have cotangents; numbers have none.
         self._active = {v for v in variables if v.aval.shape}
@@ -248,7 +249,7 @@ class PulledCotangents:
             return self.values[atom]()
         return self.values[atom]
 
-    def _called(self, eqn: Any, args: Sequence[Any], equations: Equations) -> list:
+    def _called(self, eqn: Any, args: Sequence, equations: Equations) -> list:
         """The results of a call; the factors of a matrix are whatever the equations return."""
         found: Any = getattr(equations, eqn.primitive.name.removeprefix("equations_"))(*args)
         if eqn.primitive is _FACTORISE:
@@ -259,7 +260,7 @@ class PulledCotangents:
         zero = [self.b.constant(0, eqn.invars[0].aval.dtype)]
         return [entries, zero if dfdt is None else list(dfdt)]
 
-    def operands_of_calls(self, eqns: Sequence[Any]) -> list:
+    def operands_of_calls(self, eqns: Sequence) -> list:
         """The operands that a pull-back needs at calls of these equations with known results."""
         found = []
         for eqn in filter(_is_call, eqns):
@@ -299,7 +300,7 @@ class PulledCotangents:
             more = _zipped(lambda a, b: b + a, found, more)
         self.cotangents[variable] = more
 
-    def back(self, eqns: Sequence[Any], calls: EquationCalls) -> None:
+    def back(self, eqns: Sequence, calls: EquationCalls) -> None:
         """Pull back through these equations, the last first."""
         for eqn in reversed(eqns):
             cts = [self.cotangents.pop(v, None) for v in eqn.outvars]
@@ -315,7 +316,7 @@ class PulledCotangents:
                 if more is not None:
                     self.add(x, more)
 
-    def _through_call(self, eqn: Any, cts: Sequence[Any], calls: EquationCalls) -> None:
+    def _through_call(self, eqn: Any, cts: Sequence, calls: EquationCalls) -> None:
         pairs = zip(cts, eqn.outvars, strict=True)
         whole = [None if c is None else self._whole(c, v) for c, v in pairs]
         if eqn.primitive is _SOLVE:

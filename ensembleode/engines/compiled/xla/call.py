@@ -29,6 +29,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters import ad, batching, mlir
 
 from ....ground.devices.placement import on_cpu
@@ -71,7 +72,7 @@ class NativeKernel:
 def call(
     text: str,
     name: str,
-    operands: Sequence[Any],
+    operands: Sequence,
     outputs: Sequence[jax.ShapeDtypeStruct],
     *,
     items: int | None = None,
@@ -222,7 +223,7 @@ def _host() -> Machine | None:
     return None if available() else host()
 
 
-def kernels_in(jaxpr: Any) -> tuple[NativeKernel, ...]:
+def kernels_in(jaxpr: ClosedJaxpr | Jaxpr) -> tuple[NativeKernel, ...]:
     """The kernels that a program calls at any depth, each once. They include the kernels of
     primitives that are traced only when they are lowered, which their attribute `opened` traces."""
     found: list[NativeKernel] = []

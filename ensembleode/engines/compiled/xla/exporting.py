@@ -10,6 +10,7 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
+from jax import Array
 
 from .call import kernels_in, NativeKernel, safety_checks
 
@@ -19,7 +20,7 @@ class UnexportableError(ValueError):
 
 
 def exported_with_kernels(
-    fn: Callable, args: Sequence[Any], *, derivatives: int = 0, **options: Any
+    fn: Callable, args: Sequence, *, derivatives: int = 0, **options: Any
 ) -> tuple[bytes, tuple[NativeKernel, ...]]:
     """A function of arrays of these shapes, serialised with so many of its reverse derivatives, and
     the kernels that they call; a process that reads it gives the kernels to `register` first.
@@ -39,7 +40,7 @@ def exported_with_kernels(
         raise UnexportableError(str(e)) from e
 
 
-def _with_pullbacks(fn: Any, args: Sequence[Any], derivatives: int) -> Iterator[tuple[Any, Any]]:
+def _with_pullbacks(fn: Any, args: Sequence, derivatives: int) -> Iterator[tuple[Any, Any]]:
     """The jitted function and its pullback, that of the pullback, and so on, each with the structs
     of its arguments."""
     yield fn, args
@@ -47,7 +48,7 @@ def _with_pullbacks(fn: Any, args: Sequence[Any], derivatives: int) -> Iterator[
         yield from _with_pullbacks(*_pullback(fn, args), derivatives - 1)
 
 
-def _pullback(fn: Callable, args: Sequence[Any]) -> tuple[Any, list]:
+def _pullback(fn: Callable, args: Sequence) -> tuple[Any, list]:
     flat, tree = jtu.tree_flatten(tuple(args))
 
     def moving(*xs):
@@ -60,5 +61,5 @@ def _pullback(fn: Callable, args: Sequence[Any]) -> tuple[Any, list]:
     return jax.jit(pulled), [flat, jax.eval_shape(moving, *flat)]
 
 
-def _is_inexact(x: Any) -> bool:
+def _is_inexact(x: Array) -> bool:
     return jnp.issubdtype(x.dtype, jnp.inexact)

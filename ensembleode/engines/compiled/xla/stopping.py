@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from .call import call
 
@@ -24,7 +25,7 @@ define void @stopped(ptr noalias readonly %stop, ptr noalias readonly %turn, ptr
 """
 
 
-def stopped(stop: Any, turn: Any) -> Any:
+def stopped(stop: Array, turn: Any) -> Array:
     """Whether the flag at this address, `TrajectoryNumbers.stop`, is set, for all trajectories that
     are mapped over; `turn` is a value that changes from turn to turn of the loop."""
     ask = jax.custom_batching.custom_vmap(_stopped)
@@ -36,6 +37,6 @@ def stopped(stop: Any, turn: Any) -> Any:
     return ask(stop, turn)
 
 
-def _stopped(stop: Any, turn: Any) -> Any:
+def _stopped(stop: Array, turn: Array) -> Array:
     (found,) = call(_TEXT, "stopped", [stop, turn], [jax.ShapeDtypeStruct((), jnp.bool)])
     return found

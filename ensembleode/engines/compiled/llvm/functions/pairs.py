@@ -7,7 +7,7 @@ Dekker ("A floating-point technique for extending the available precision", 1971
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..builder import Builder, Value
 from .formats import format_of
@@ -21,7 +21,7 @@ class HeadAndTail(NamedTuple):
     tail: Value
 
 
-def two_sum(b: Builder, x: Any, y: Any) -> HeadAndTail:
+def two_sum(b: Builder, x: Value | float, y: Value | float) -> HeadAndTail:
     """`x + y`, exactly."""
     x, y = b.matched(x, y)
     with b.unfused():
@@ -30,7 +30,7 @@ def two_sum(b: Builder, x: Any, y: Any) -> HeadAndTail:
         return HeadAndTail(total, (x - (total - of_y)) + (y - of_y))
 
 
-def fast_two_sum(b: Builder, x: Any, y: Any) -> HeadAndTail:
+def fast_two_sum(b: Builder, x: Value | float, y: Value) -> HeadAndTail:
     """`x + y`, exactly, if `x` is zero or |x| >= |y|."""
     x, y = b.matched(x, y)
     with b.unfused():
@@ -38,7 +38,7 @@ def fast_two_sum(b: Builder, x: Any, y: Any) -> HeadAndTail:
         return HeadAndTail(total, y - (total - x))
 
 
-def two_product(b: Builder, x: Any, y: Any) -> HeadAndTail:
+def two_product(b: Builder, x: Value, y: Value | float) -> HeadAndTail:
     """`x y`, exactly except for underflow."""
     x, y = b.matched(x, y)
     # `mul` would allow a later sum to be fused with this product.
