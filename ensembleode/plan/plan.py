@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.typing import ArrayLike, DTypeLike
+from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ..ground.devices.placement import copied_to_jax
@@ -208,7 +208,7 @@ class Plan:
 NO_CALLBACK = -1  # stands for the number of the callback, where there was no event
 
 
-def fill_of(path: tuple, dtype: DTypeLike) -> ArrayLike:
+def fill_of(path: tuple, dtype: Any) -> ArrayLike:
     """The value of the leaf at this path of an outcome where nothing was computed."""
     if jax.dtypes.issubdtype(dtype, np.inexact):
         return np.nan

@@ -93,9 +93,7 @@ def _is_finite(y: tuple) -> Array:
     return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in y]))
 
 
-def _first_step(
-    plan: Plan, field: Callable, numbers: TrajectoryNumbers, y: tuple
-) -> tuple[Array, Array]:
+def _first_step(plan: Plan, field: Callable, numbers: TrajectoryNumbers, y: tuple) -> tuple:
     """The method's carry at the start, and the size of the first step."""
     solver, t = plan.method.value, jnp.asarray(numbers.t0)
     h: Any = numbers.dt
