@@ -17,7 +17,7 @@ from .equations import bind, branch_here, called, interpreted, rewritten
 from .scalarising import (
     control_flow as control_flow,
     indexing as indexing,
-    primitives as primitives,
+    rules as rules,
 )
 from .scalarising.interpreter import Interpreter, mapped, NotSmallError, RULES, SizeLimits
 from .scalarising.values import fill, Scalars
@@ -90,5 +90,5 @@ def _chosen(run: Interpreter, eqn: JaxprEqn, ins: Sequence[Scalars]) -> list[Sca
 
 _MATRICES = {*APART, "custom_linear_solve"}
 _WITH_MATRICES = {
-    **RULES, **dict.fromkeys(CHOICES, _chosen), **dict.fromkeys(_MATRICES, primitives.in_plainer)
+    **RULES, **dict.fromkeys(CHOICES, _chosen), **dict.fromkeys(_MATRICES, rules.in_plainer)
 }  # fmt: skip

@@ -4,7 +4,7 @@
 - `solving.py`: a problem as compiled functions of padded arrays.
 - `batcher.py`: from requests to batches and back; `lines.py`: the items that wait, and the next
     batch.
-- `wire.py`: from the bodies of requests to arrays and back; `requests.py`: requests, checked
+- `bodies.py`: from the bodies of requests to arrays and back; `requests.py`: requests, checked
     against limits, and their answers; `calls.py`: requests and answers of HTTP.
 - `service.py`: the state that the endpoints share; `app.py`: the endpoints; `process.py`,
     `http11.py`: the process, and HTTP.

@@ -30,15 +30,15 @@ except ImportError as e:
 
 from ..ground.version import __version__
 from ..problem.options import check_count
-from . import documented, requests, tokens as tokens_of, wire
+from . import bodies, documented, requests, tokens as tokens_of
 from .batcher import ItemResult, QueueFull
+from .bodies import RefusedRequest
 from .calls import Call, in_json, LARGE, refusal, Reply, reply_to
 from .jobs import Jobs
 from .metrics import CONTENT_TYPE
 from .registry import Registry, RegistryEntry
 from .service import Service
 from .solving import joined
-from .wire import RefusedRequest
 
 
 _PAGE = Path(__file__).parent / "page"
@@ -266,7 +266,7 @@ async def _read(
     service.check_ready()
 
     def read() -> Any:
-        return made(entry, wire.parsed(body, binary))
+        return made(entry, bodies.parsed(body, binary))
 
     if len(body) > LARGE:
         async with service.reading_large:  # reading takes several times the bytes of the body
@@ -285,10 +285,10 @@ async def _replied(call: Call, done: ItemResult, answer: Callable[..., dict], si
     binary = call.wants_binary()
 
     def content() -> bytes:
-        return wire.encoded(answer(joined(done.results), done.wait, done.seconds), binary)
+        return bodies.encoded(answer(joined(done.results), done.wait, done.seconds), binary)
 
     body = await asyncio.to_thread(content) if size > LARGE // 8 else content()
-    return Reply(body, wire.BINARY if binary else wire.JSON)
+    return Reply(body, bodies.BINARY if binary else bodies.JSON)
 
 
 def _add_ensembles(app: App, service: Service) -> None:
@@ -370,7 +370,7 @@ def _add_ensembles(app: App, service: Service) -> None:
         if format == "npz":
             headers = {"Content-Disposition": f'attachment; filename="{id}.npz"'}
             return StreamingResponse(sent(), media_type="application/x-npz", headers=headers)
-        return StreamingResponse(sent(), media_type=wire.BINARY)
+        return StreamingResponse(sent(), media_type=bodies.BINARY)
 
 
 def _add_health(app: FastAPI, service: Service) -> None:

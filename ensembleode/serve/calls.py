@@ -16,15 +16,15 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from . import wire
+from . import bodies
 from .batcher import BatchFailed, BatchHungError, DeadlineExceeded, DrainingError, QueueFull
+from .bodies import RefusedRequest
 from .room import MemoryRoom
-from .wire import RefusedRequest
 
 
 logger = logging.getLogger("ensembleode.serve")
 
-_IS_BINARY = {wire.BINARY: True, "application/msgpack": True, wire.JSON: False}
+_IS_BINARY = {bodies.BINARY: True, "application/msgpack": True, bodies.JSON: False}
 _STATUS_LINES = {x.value: f"HTTP/1.1 {x.value} {x.phrase}\r\n".encode() for x in HTTPStatus}
 _STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
 # The time in seconds for a body to arrive.
@@ -96,7 +96,7 @@ class Call:
             raise RefusedRequest(415, "unsupported_media_type", message)
         kind = self.header(b"content-type").partition(";")[0].strip().lower()
         if kind not in _IS_BINARY:
-            message = f"the Content-Type must be {wire.JSON} or {wire.BINARY}."
+            message = f"the Content-Type must be {bodies.JSON} or {bodies.BINARY}."
             raise RefusedRequest(415, "unsupported_media_type", message)
         return _IS_BINARY[kind]
 
@@ -129,7 +129,7 @@ class Call:
 
 def too_large(limit: int) -> RefusedRequest:
     message = f"the body is larger than the limit body={limit} bytes."
-    return wire.over_limit("body", None, message, 413)
+    return bodies.over_limit("body", None, message, 413)
 
 
 def too_late() -> RefusedRequest:
@@ -140,7 +140,7 @@ class Reply(NamedTuple):
     """An answer."""
 
     body: bytes
-    kind: str = wire.JSON
+    kind: str = bodies.JSON
     status_code: int = 200
     headers: Mapping[str, str] | None = None
 
@@ -164,13 +164,13 @@ class Reply(NamedTuple):
 
 
 def in_json(content: Any, status: int = 200) -> Reply:
-    return Reply(wire.encoded(content, False), wire.JSON, status)
+    return Reply(bodies.encoded(content, False), bodies.JSON, status)
 
 
 def reply_to(refused: RefusedRequest) -> Reply:
     # This can encode any text that may have been in the request.
     body = json.dumps(refused.body()).encode()
-    return Reply(body, wire.JSON, refused.status, refused.headers)
+    return Reply(body, bodies.JSON, refused.status, refused.headers)
 
 
 def refusal(e: Exception, id: str) -> RefusedRequest:

@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+from .bodies import BINARY, DTYPES, JSON
 from .exchange import JsonObject
-from .wire import BINARY, DTYPES, JSON
 
 
 ABOUT = (

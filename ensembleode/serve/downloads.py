@@ -44,7 +44,7 @@ class ArrayRows:
 
 
 def in_msgpack(content: Mapping[str, Any]) -> Iterator[bytes]:
-    """The contents in MessagePack: the same bytes that `wire.encoded` makes from arrays in
+    """The contents in MessagePack: the same bytes that `bodies.encoded` makes from arrays in
     memory."""
     packer = msgpack.Packer()
     yield packer.pack_map_header(len(content))

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array
 
 from ..problem.problem import remake
-from . import requests, wire
+from . import bodies, requests
 from .exchange import JsonObject
 from .registry import RegistryEntry
 
@@ -27,7 +27,7 @@ def specified(entry: RegistryEntry, body: JsonObject) -> tuple[JsonObject, dict[
 
 def _asked(entry: RegistryEntry, body: JsonObject, **options: Any) -> requests.Query:
     if "deadline_ms" in body:
-        raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
+        raise bodies.invalid("deadline_ms", "an ensemble has no deadline.")
     return requests.query(entry, body, **options)
 
 
@@ -54,7 +54,7 @@ def check_store(entry: RegistryEntry, n: int, times: np.ndarray) -> None:
     if n * each > limit:
         message = f"{n} trajectories of {each} bytes are more than the limit store={limit}"
         less = f"ask for {max(1, limit // each)} at most, or for fewer times."
-        raise wire.over_limit("store", None, f"{message}: {less}", 413)
+        raise bodies.over_limit("store", None, f"{message}: {less}", 413)
 
 
 def _drawn(entry: RegistryEntry, body: JsonObject) -> tuple[JsonObject, dict[str, np.ndarray]]:
@@ -62,12 +62,12 @@ def _drawn(entry: RegistryEntry, body: JsonObject) -> tuple[JsonObject, dict[str
     given = (body.get("trajectories"), body.get("seed", 0))
     n, seed = (int(x) if isinstance(x, float) and x.is_integer() else x for x in given)
     if type(n) is not int or n < 1:
-        raise wire.invalid("trajectories", "trajectories must be a positive integer.")
+        raise bodies.invalid("trajectories", "trajectories must be a positive integer.")
     if n > (most := entry.limits.ensemble):
         message = f"{n} trajectories are more than the limit ensemble={most}."
-        raise wire.over_limit("ensemble", "trajectories", message, 413)
+        raise bodies.over_limit("ensemble", "trajectories", message, 413)
     if type(seed) is not int or not 0 <= seed < 2**31:
-        raise wire.invalid("seed", "seed must be an integer, 0 or more and below 2^31.")
+        raise bodies.invalid("seed", "seed must be an integer, 0 or more and below 2^31.")
     arrays: dict[str, np.ndarray] = {}
     rest = {k: v for k, v in body.items() if k not in ("trajectories", "seed")}
     for name in ("u0", "p"):
@@ -76,16 +76,16 @@ def _drawn(entry: RegistryEntry, body: JsonObject) -> tuple[JsonObject, dict[str
             continue
         del rest[name]
         if set(given) != {"low", "high"}:
-            raise wire.invalid(name, f"{name} must be an array, or have low and high.")
+            raise bodies.invalid(name, f"{name} must be an array, or have low and high.")
         bounds = [requests.bound(entry, name, given[x], f"{name}.{x}") for x in ("low", "high")]
         if (low_above := bounds[0] > bounds[1]).any():
             at = np.argwhere(low_above)[0]
-            raise wire.invalid(wire.path_of(f"{name}.low", at), "low is above high.")
+            raise bodies.invalid(bodies.path_of(f"{name}.low", at), "low is above high.")
         arrays[f"{name}_low"], arrays[f"{name}_high"] = bounds
     asked = _asked(entry, rest)
     if asked.many:
         message = "with trajectories, u0, p and tspan are those of one, or bounds."
-        raise wire.invalid("trajectories", message)
+        raise bodies.invalid("trajectories", message)
     return {"trajectories": n, "seed": seed, "drawn": True}, arrays | _arrays(asked)
 
 

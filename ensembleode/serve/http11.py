@@ -16,10 +16,10 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from . import calls
+from .bodies import RefusedRequest
 from .calls import Call, LARGE, Reply, too_large, too_late
 from .room import MemoryRoom
 from .service import Service
-from .wire import RefusedRequest
 
 
 # The most bytes of a request's headers (for more, the answer is 431), and seconds for them.

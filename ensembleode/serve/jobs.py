@@ -31,14 +31,14 @@ from ..problem.problem import EnsembleProblem
 from ..solution.stats import COUNTS
 from ..solving import solve
 from ..store import open_ensemble, StoreError
-from . import wire
+from . import bodies
+from .bodies import RefusedRequest
 from .downloads import ArrayRows, in_msgpack, in_npz
 from .ensembles import check_store, digest_of, prob_func_of, specified
 from .exchange import JsonObject
 from .registry import RegistryEntry
 from .solving import BatchSolver
 from .through_batcher import JobStopped, RunningJob, Submit, ThroughBatcher
-from .wire import RefusedRequest
 
 
 logger = logging.getLogger("ensembleode.serve")
@@ -255,9 +255,9 @@ class Jobs:
         end = n if stop is None else stop
         for name, value in (("start", start), ("stop", end)):
             if not 0 <= value <= n:
-                raise wire.invalid(name, f"{name} must be between 0 and {n}.")
+                raise bodies.invalid(name, f"{name} must be between 0 and {n}.")
         if start >= end:
-            raise wire.invalid("stop", "stop must be larger than start.")
+            raise bodies.invalid("stop", "stop must be larger than start.")
         sim = self._opened_store(id)
         if sim is None:
             raise _conflict("there is nothing to download yet.")
@@ -266,7 +266,7 @@ class Jobs:
         if (end - start) * each > _DOWNLOAD:
             most = max(1, _DOWNLOAD // each)
             message = f"download at most {most} trajectories at a time."
-            raise wire.over_limit("download", "stop", message, 413)
+            raise bodies.over_limit("download", "stop", message, 413)
 
         def of(x: Any) -> ArrayRows:
             return ArrayRows(x, start, end)

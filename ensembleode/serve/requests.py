@@ -1,4 +1,5 @@
-"""Requests, read within their limits, and the answers to them."""
+"""Requests, their fields read within their limits, and the answers to them. (What is no JSON, or no
+array, is refused by `bodies.py` before.)"""
 
 import dataclasses
 import sys
@@ -12,10 +13,10 @@ from ..ground.retcode import ReturnCode
 from ..plan.saving import grid, Spacing
 from ..solution.events import Events, first_events
 from ..solution.stats import COUNTS
+from .bodies import converted, invalid, is_number, over_limit, path_of
 from .exchange import JsonObject
 from .registry import RegistryEntry
 from .solving import Gradients, RequestArrays, SolveAnswer
-from .wire import converted, invalid, is_number, over_limit, path_of
 
 
 _FIELDS = ("u0", "p", "tspan", "saveat", "deadline_ms")

@@ -19,13 +19,13 @@ import numpy as np
 from ..ground.devices import cpu_devices
 from . import tokens as tokens_of
 from .batcher import Batcher, ItemResult, QueueFull, Slice
+from .bodies import RefusedRequest
 from .calls import ANSWERS, BODIES, Call, refusal, reply_to
 from .jobs import Jobs
 from .metrics import Metrics
 from .registry import Registry
 from .room import MemoryRoom
 from .solving import BatchSolver, RequestArrays, ServedSolve
-from .wire import RefusedRequest
 
 
 logger = logging.getLogger("ensembleode.serve")

@@ -17,6 +17,7 @@ from .em import EM as EM
 from .euler import Euler as Euler
 from .euler_heun import EulerHeun as EulerHeun
 from .explicit_rk import ExplicitRK as ExplicitRK
+from .explicit_runge_kutta import ExplicitRungeKutta as ExplicitRungeKutta
 from .heun import Heun as Heun
 from .implicit import (
     ImplicitEuler as ImplicitEuler,
@@ -35,7 +36,6 @@ from .rk_mil import RKMil as RKMil
 from .rodas4 import Rodas4 as Rodas4
 from .rodas5p import Rodas5P as Rodas5P
 from .rosenbrock23 import Rosenbrock23 as Rosenbrock23
-from .runge_kutta import ExplicitRungeKutta as ExplicitRungeKutta
 from .sosra import SOSRA as SOSRA
 from .sosri import SOSRI as SOSRI
 from .sra1 import SRA1 as SRA1

@@ -8,8 +8,8 @@ from typing import ClassVar
 import equinox as eqx
 
 from .base import ODESolver
+from .explicit_runge_kutta import ExplicitRungeKutta
 from .rosenbrock import Rosenbrock
-from .runge_kutta import ExplicitRungeKutta
 from .switching import Switching, SwitchingRule
 from .tsit5 import Tsit5
 from .vern6 import Vern6

@@ -1,11 +1,12 @@
-"""Any explicit Runge-Kutta method, from its tableau."""
+"""Any explicit Runge-Kutta method, from a tableau of the user's. (Those of the library are files of
+their own: see `explicit_runge_kutta.py`.)"""
 
 from typing import ClassVar
 
 import equinox as eqx
 
+from .explicit_runge_kutta import ExplicitRungeKutta
 from .order_conditions import missed
-from .runge_kutta import ExplicitRungeKutta
 from .tableau import Tableau
 
 

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .arithmetic import Arithmetic, Components, Mask, Number
+from .explicit_runge_kutta import add_scaled
 from .method import StepAttempt
 from .norms import AbstractNorm
-from .runge_kutta import add_scaled
 
 
 class Tolerances(NamedTuple):

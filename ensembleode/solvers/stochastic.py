@@ -1,4 +1,8 @@
-"""Methods for stochastic differential equations, whose step is a function of the noise in it."""
+"""Methods for stochastic differential equations, whose step is a function of the noise in it.
+
+A method is a file with a subclass of `SDESolver`, `SRI` or `SRA`, such as `em.py` or `sra1.py`, and
+is named in `__init__.py` and `__init__.pyi`.
+"""
 
 import abc
 import dataclasses

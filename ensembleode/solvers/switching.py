@@ -25,9 +25,9 @@ import numpy as np
 
 from .arithmetic import Arithmetic, Components, Mask, Number, NUMBERS
 from .controllers import AbstractController
+from .explicit_runge_kutta import RungeKutta
 from .method import carry_like, Equations, LinearAlgebra, Method, StepAttempt
 from .rosenbrock import ModifiedRosenbrock, Rodas
-from .runge_kutta import RungeKutta
 
 
 @dataclasses.dataclass(frozen=True)

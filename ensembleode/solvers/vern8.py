@@ -2,7 +2,7 @@
 
 from typing import ClassVar
 
-from .runge_kutta import ExplicitRungeKutta
+from .explicit_runge_kutta import ExplicitRungeKutta
 from .tableau import Interpolant, Tableau
 
 

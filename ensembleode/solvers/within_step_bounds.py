@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from jax.typing import DTypeLike
 
+from .explicit_runge_kutta import polynomial, RungeKutta
 from .method import Method
-from .runge_kutta import polynomial, RungeKutta
 
 
 # A bound on the rounding error of a weight, in rounding errors of its coefficients.

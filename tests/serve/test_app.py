@@ -18,7 +18,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode import cli
-from ensembleode.serve import calls, commands, create_app, process, solving, wire
+from ensembleode.serve import bodies, calls, commands, create_app, process, solving
 from ensembleode.serve.room import MemoryRoom
 from ensembleode.serve.tokens import read, Tokens, TokensError
 
@@ -538,7 +538,7 @@ def test_what_no_text_can_be_is_answered(running):
     for body in (b'{"\\ud800": 1}', b'{"u0": "\\ud800"}', b"{"):
         response = running.client.post("/v1/problems/lotka/solve", content=body, headers=headers)
         refused(response, 400, "invalid_body")
-    odd = wire.RefusedRequest(422, "invalid", "\ud800", "\udfff")
+    odd = bodies.RefusedRequest(422, "invalid", "\ud800", "\udfff")
     assert json.loads(calls.reply_to(odd).body)["error"]["path"] == "\udfff"
 
 

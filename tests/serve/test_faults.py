@@ -18,9 +18,9 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.serve.batcher import ItemResult
+from ensembleode.serve.bodies import RefusedRequest
 from ensembleode.serve.jobs import Jobs
 from ensembleode.serve.solving import BatchSolver
-from ensembleode.serve.wire import RefusedRequest
 from ensembleode.store.reading import ATTRIBUTES
 
 from ..marks import slow_unless

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.solvers.runge_kutta import polynomial
+from ensembleode.solvers.explicit_runge_kutta import polynomial
 from ensembleode.solvers.within_step_bounds import reach
 
 

@@ -21,9 +21,9 @@ from ...problem.options import holds_tolerances
 from ...problem.sensitivity import SensitivityAlgorithm
 from ...solvers import Direct, ODESolver, SDESolver
 from ...solvers.auto import AutoSwitch
+from ...solvers.explicit_runge_kutta import RungeKutta
 from ...solvers.norms import MaxNorm, RMSNorm
 from ...solvers.rosenbrock import Rosenbrock
-from ...solvers.runge_kutta import RungeKutta
 from .lacks_in_julia import (
     controller_in_julia,
     events_in_julia,

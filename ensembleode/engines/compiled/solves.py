@@ -24,7 +24,7 @@ from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...running.interrupts import NEVER
 from ...solution.dense import inner_nodes
 from ...solution.events import End
-from ...solvers.runge_kutta import RungeKutta
+from ...solvers.explicit_runge_kutta import RungeKutta
 from ...solvers.switching import StepCounts
 from ...tracing.evaluation import equations
 from ...tracing.program import Program

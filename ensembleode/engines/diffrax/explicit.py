@@ -19,8 +19,8 @@ from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ...solvers.arithmetic import Components, StateArithmetic
+from ...solvers.explicit_runge_kutta import RungeKutta
 from ...solvers.method import Equations, equations_of, Method, StepAttempt
-from ...solvers.runge_kutta import RungeKutta
 from ...solvers.time import size_within
 from .control import ErrorEstimates
 

@@ -9,7 +9,7 @@
 To add a primitive that others can't express (see `simplifying/`), write its
 [`rule`][ensembleode.fields.lowering.passing.rule] (or, where it acts element by element, add its
 name to `equations.ELEMENTWISE` and to the printers), and a case in
-`tests/fields/test_primitives.py`.
+`tests/fields/cases.py`.
 """
 
 from .errors import UntranslatableError as UntranslatableError

@@ -11,7 +11,7 @@ computed numbers ([`take`][] and [`put`][]).
 
 To add a primitive that others can express, write its
 [`rule`][ensembleode.fields.simplifying.writing.rule], and a case in
-`tests/fields/test_primitives.py`.
+`tests/fields/cases.py`.
 """
 
 from . import (

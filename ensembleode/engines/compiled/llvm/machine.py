@@ -3,6 +3,8 @@
 `current()` is the machine for which kernels are made and on which they run. It is this computer's
 CPU, unless `using` replaces it by a lesser one, so that code for AVX2 or SSE2 can be tried on a CPU
 with AVX-512.
+
+What differs on GPUs is listed in `gpu_engine.py`.
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from ....plan.events import TracedCallbacks
 from ....plan.implicit_form import ImplicitForm
 from ....plan.saving import Saving
 from ....solvers.controllers import AbstractController
+from ....solvers.explicit_runge_kutta import RungeKutta
 from ....solvers.mass_matrix import MassMatrix
 from ....solvers.method import carry_like, Method
 from ....solvers.norms import AbstractNorm
-from ....solvers.runge_kutta import RungeKutta
 from ....solvers.switching import Switching
 from ....tracing.program import Program
 from ...derivatives.flow import inexact_of

@@ -80,7 +80,7 @@ class TriedStep(NamedTuple):
 
 class SavedRows:
     """The saved states of the trajectories in the lanes: `n` rows of each, at the `times` of each
-    trajectory or of all. Nothing is written where `outputs` is None."""
+    trajectory or of all (`saveat`). Nothing is written where `outputs` is None."""
 
     def __init__(
         self,

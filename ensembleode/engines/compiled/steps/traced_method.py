@@ -30,8 +30,8 @@ from jaxtyping import PyTree
 from ....fields.equations import called, used
 from ....ground.recursion import Call, result_of, results_of
 from ....solvers.arithmetic import ArrayArithmetic
+from ....solvers.explicit_runge_kutta import RungeKutta
 from ....solvers.method import Equations, Method
-from ....solvers.runge_kutta import RungeKutta
 from ..algebra.components import componentwise
 from ..algebra.reading import LoadedNumbers
 from ..field.operations import operation

@@ -1,10 +1,9 @@
 """The rules by which primitives are evaluated component by component, one small function for a
 primitive or for a family of them.
 
-A primitive without a rule works, too, if all its operands and results are single components. To add
-a primitive, write its [`rule`][ensembleode.fields.scalarising.interpreter.rule], and a case in
-`tests/fields/cases.py`. The rules for indexing are in `indexing.py`, those for branches and loops
-in `control_flow.py`.
+A primitive without a rule works, too, if all its operands and results are single components. What a
+new primitive needs besides: see `fields/__init__.py`. The rules for indexing are in `indexing.py`,
+those for branches and loops in `control_flow.py`.
 """
 
 import functools

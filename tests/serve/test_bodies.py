@@ -10,7 +10,7 @@ import msgpack
 import numpy as np
 import pytest
 
-from ensembleode.serve import requests, wire
+from ensembleode.serve import bodies, requests
 from ensembleode.serve.solving import Gradients
 
 from .running import registry
@@ -27,7 +27,7 @@ def packed(x):
 
 
 def asked(entry=ENTRY, **body):
-    return requests.query(entry, wire.parsed(json.dumps(body).encode(), False))
+    return requests.query(entry, bodies.parsed(json.dumps(body).encode(), False))
 
 
 def test_times():
@@ -92,8 +92,8 @@ WRONG = [
 
 @pytest.mark.parametrize(("body", "path", "code"), WRONG, ids=[x[0][:30] for x in WRONG])
 def test_the_path_of_what_is_wrong(body, path, code):
-    with pytest.raises(wire.RefusedRequest) as raised:
-        requests.query(ENTRY, wire.parsed(body.encode("latin-1"), False))
+    with pytest.raises(bodies.RefusedRequest) as raised:
+        requests.query(ENTRY, bodies.parsed(body.encode("latin-1"), False))
     unreadable = code == "invalid_body" and body != "[1]"
     assert raised.value.status == (400 if unreadable else 422)
     assert raised.value.code == code
@@ -123,15 +123,15 @@ def test_the_path_of_what_is_wrong(body, path, code):
 )
 def test_binary_arrays_that_are_wrong(array, path):
     body = msgpack.packb({"u0": array})
-    with pytest.raises(wire.RefusedRequest) as raised:
-        requests.query(ENTRY, wire.parsed(body, True))
+    with pytest.raises(bodies.RefusedRequest) as raised:
+        requests.query(ENTRY, bodies.parsed(body, True))
     assert (raised.value.status, raised.value.path) == (422, path)
 
 
 def test_binary_bodies_that_are_wrong():
     for body in (b"", b"\xc1", b"\x91" * 5000, msgpack.packb({1: 2}), msgpack.packb([1])):
-        with pytest.raises(wire.RefusedRequest):
-            wire.parsed(body, True)
+        with pytest.raises(bodies.RefusedRequest):
+            bodies.parsed(body, True)
 
 
 # Parts of packed arrays, of which few fit together.
@@ -140,21 +140,21 @@ sizes = st.integers(-1, 3) | st.sampled_from([2**31, 2**62, 2**63 - 1, True, Non
 
 def of_shape(dtype, shape):
     """As many bytes as it says, where these are few."""
-    size = math.prod(shape) * wire.DTYPES[dtype].itemsize
+    size = math.prod(shape) * bodies.DTYPES[dtype].itemsize
     return {"dtype": dtype, "shape": shape, "data": bytes(size if size < 2**10 else 8)}
 
 
 packed_arrays = st.one_of(
     st.builds(
         of_shape,
-        st.sampled_from(sorted(wire.DTYPES)),
+        st.sampled_from(sorted(bodies.DTYPES)),
         st.lists(st.sampled_from([0, 1, 2, 2**31, 2**62, 2**63 - 1]), max_size=17),
     ),
     st.lists(st.floats(0.2, 3.0), min_size=1, max_size=4).map(packed),
     st.lists(st.integers(0, 3), min_size=1, max_size=3).map(lambda shape: packed(np.ones(shape))),
     st.fixed_dictionaries(
         {
-            "dtype": st.sampled_from([*wire.DTYPES, ">f8", "O", "<c16", "x" * 300, 3, None]),
+            "dtype": st.sampled_from([*bodies.DTYPES, ">f8", "O", "<c16", "x" * 300, 3, None]),
             "shape": st.lists(sizes, max_size=18) | st.integers(0, 4),
             "data": st.binary(max_size=33) | st.sampled_from([b"", bytes(16), "12", None]),
         },
@@ -176,12 +176,12 @@ def refused_or_numbers(text, binary, entry):
     """What becomes of the bytes of a body: a refusal that can be sent, or numbers that can be
     solved. Returns whether they were taken."""
     try:
-        query = requests.query(entry, wire.parsed(text, binary))
-    except wire.RefusedRequest as e:
+        query = requests.query(entry, bodies.parsed(text, binary))
+    except bodies.RefusedRequest as e:
         query = e
-    if isinstance(query, wire.RefusedRequest):
+    if isinstance(query, bodies.RefusedRequest):
         assert 400 <= query.status < 500
-        assert json.loads(wire.encoded(query.body(), False))["error"]["message"]
+        assert json.loads(bodies.encoded(query.body(), False))["error"]["message"]
         return False
     numbers = query.numbers
     assert numbers.u0.shape == (query.n, *entry.shape)
@@ -273,8 +273,8 @@ def test_a_body_does_not_become_much_more(full_of):
     body, binary = BODIES[full_of](), "JSON" not in full_of
     tracemalloc.start()
     try:
-        with pytest.raises(wire.RefusedRequest) as raised:
-            wire.parsed(body, binary)
+        with pytest.raises(bodies.RefusedRequest) as raised:
+            bodies.parsed(body, binary)
         _, most = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -289,7 +289,7 @@ def test_an_answer_has_its_limit():
             limited, requests.query(limited, {"u0": [[1, 1]] * most}), pulls=pulls
         )
         more = requests.query(limited, {"u0": [[1, 1]] * (most + 1)})
-        with pytest.raises(wire.RefusedRequest, match=size):
+        with pytest.raises(bodies.RefusedRequest, match=size):
             requests.check_answer(limited, more, pulls=pulls)
 
 
