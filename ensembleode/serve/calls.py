@@ -59,7 +59,7 @@ class Call:
         """The header of this name (in lower case), or nothing."""
         return self.headers.get(name, b"").decode("latin-1")
 
-    async def body(self, limit: int, bodies: MemoryRoom) -> bytes | bytearray:
+    async def body(self, limit: int, room: MemoryRoom) -> bytes | bytearray:
         """The body; raises `RefusedRequest` if it is over the limit, doesn't arrive, or has no
         room."""
         length = self.headers.get(b"content-length", b"")
@@ -70,12 +70,12 @@ class Call:
                     size = max(len(body), int(length) if length.isdigit() else 0)
                     if size > limit:
                         raise too_large(limit)
-                    if size > max(LARGE, bodies.bytes_of(self)):
-                        if not bodies.has(self, self.owner or "", size):
+                    if size > max(LARGE, room.bytes_of(self)):
+                        if not room.has(self, self.owner or "", size):
                             message = "too many large bodies are here already; try again later."
                             later = {"Retry-After": "1"}
                             raise RefusedRequest(429, "bodies_full", message, headers=later)
-                        bodies.put(self, self.owner or "", size)
+                        room.put(self, self.owner or "", size)
                     if not more:
                         return body
                     message = await self.receive()

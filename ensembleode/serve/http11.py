@@ -43,7 +43,7 @@ class _Exchange(Call):
         self.keep_alive = True
         self.disconnected = self.response_complete = False
 
-    async def body(self, limit: int, bodies: MemoryRoom) -> bytes:
+    async def body(self, limit: int, room: MemoryRoom) -> bytes:
         body = b"".join(self._body)
         if len(body) > limit:
             raise too_large(limit)

@@ -185,8 +185,8 @@ def test_gradients(running):
     async def all_at_once():
         async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
             url = "/v1/problems/lotka/vjp"
-            bodies = [body | {"p": (p + i / 100).tolist()} for i in range(20)]
-            return await asyncio.gather(*(client.post(url, json=b) for b in bodies))
+            asked = [body | {"p": (p + i / 100).tolist()} for i in range(20)]
+            return await asyncio.gather(*(client.post(url, json=b) for b in asked))
 
     together = asyncio.run(all_at_once())
     for i, response in enumerate(together):

@@ -167,7 +167,7 @@ values = st.recursive(
     lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=5), x, max_size=3),
     max_leaves=12,
 )
-bodies = st.fixed_dictionaries(
+drawn_bodies = st.fixed_dictionaries(
     {}, optional=dict.fromkeys(("u0", "p", "tspan", "saveat", "deadline_ms", "x"), values)
 )
 
@@ -202,7 +202,7 @@ def as_json(x):
 
 @pytest.mark.slow
 @hypothesis.settings(max_examples=400, deadline=None)
-@hypothesis.given(bodies, st.sampled_from([ENTRY, NODE, BACK]))
+@hypothesis.given(drawn_bodies, st.sampled_from([ENTRY, NODE, BACK]))
 def test_whatever_comes_is_refused_or_numbers(body, entry):
     for binary in (False, True):
         try:
