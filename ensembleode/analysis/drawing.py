@@ -131,7 +131,7 @@ def faintness(n: int, numbered: bool) -> dict[str, float]:
     }
 
 
-def axes_for(plan: DrawnComponents, ax: Axes | None) -> Any:
+def axes_for(plan: DrawnComponents, ax: Axes | None) -> Axes:
     """The given axes, or those of a new figure."""
     solid = plan.dimensions == 3
     if ax is None:

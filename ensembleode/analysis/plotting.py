@@ -149,7 +149,7 @@ def plot_solution(
     color: str | None,
     names: Any,
     units: Any,
-    ax: Axes,
+    ax: Axes | None,
     line: Any,
     *,
     events: Any,
@@ -192,7 +192,7 @@ def plot_summary(
     error_style: str,
     names: Any,
     units: Any,
-    ax: Axes,
+    ax: Axes | None,
     line: Any,
 ) -> Axes:
     """See [`EnsembleSummary.plot`][ensembleode.EnsembleSummary.plot]."""

@@ -14,7 +14,6 @@ import numpy as np
 from jax import lax
 from jax.extend import source_info_util
 from jax.extend.core import JaxprEqn
-from jax.typing import DTypeLike
 
 from ..tracing.program import is_tracer, Program
 from .equations import called, interpreted
@@ -65,7 +64,7 @@ def _of_const(x: Any) -> _BoundedArray:
     return _BoundedArray(np.asarray(x)[..., None]) if is_followed else _BoundedArray()
 
 
-def is_integral(dtype: DTypeLike) -> bool:
+def is_integral(dtype: Any) -> bool:
     """Whether this is a dtype of integers or booleans."""
     return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.bool_)
 

@@ -153,9 +153,7 @@ def fill_value(dtype: DTypeLike, value: ArrayLike | None) -> ArrayLike:
     return dtype.type(value)
 
 
-def iota(
-    xp: ModuleType, shape: Shape, axis: int, integer: type[np.integer] = np.int64
-) -> Array | np.ndarray:
+def iota(xp: ModuleType, shape: Shape, axis: int, integer: type[np.integer] = np.int64) -> Any:
     """An array of this shape with the index along `axis` as its entries."""
     if xp is np:
         return _spread(np, np.arange(shape[axis], dtype=integer), shape, [axis])

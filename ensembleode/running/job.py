@@ -58,7 +58,7 @@ class Job:
     arguments: "JobArguments"
     output_func: Callable | None = None
     output_consts: tuple = ()
-    report: Callable[[Any], Any] | None = None
+    report: Callable | None = None
     sink: Callable[[Any, np.ndarray], Any] | None = None
     stop: Any = None
 

@@ -114,7 +114,7 @@ class Batcher:
         self,
         run: Callable[[Any, Sequence[Slice]], Sequence],
         *,
-        most: Callable[[Any], int] | None = None,
+        most: Callable[..., int] | None = None,
         max_batch: int = 4096,
         max_wait: float = 0.005,
         queue: int = 16384,

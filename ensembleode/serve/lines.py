@@ -61,7 +61,7 @@ class WaitingLines:
     - `share`, `max_wait`, `coalesce`: see `Batcher`.
     """
 
-    def __init__(self, most: Callable[[Any], int], share: int, max_wait: float, coalesce: bool):
+    def __init__(self, most: Callable[..., int], share: int, max_wait: float, coalesce: bool):
         self.problems: OrderedDict[Any, OrderedDict[Any, _Line]] = OrderedDict()
         self.waiting = 0  # how many, those of background items left out
         self._most, self._share, self._coalesce = most, share, coalesce

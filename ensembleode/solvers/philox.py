@@ -27,7 +27,7 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 from jax.typing import DTypeLike
 
-from .arithmetic import Arithmetic, JaxArithmetic, Number
+from .arithmetic import JaxArithmetic, Number
 
 
 _MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
@@ -53,7 +53,7 @@ def philox(product: Callable[[Number, int], tuple], key: tuple, counter: tuple) 
 
 
 def box_muller(
-    xp: Arithmetic, log: Callable, radius: Number, angle: Number, dtype: DTypeLike
+    xp: Any, log: Callable, radius: Number, angle: Number, dtype: DTypeLike
 ) -> tuple[Number, Number]:
     """Two normal numbers from two words, by the operations `cast`, `where`, `equal` and `sqrt` of
     `xp`, as of an `Arithmetic`, and the logarithm of numbers from `2^-33` to 1."""
@@ -78,7 +78,7 @@ def box_muller(
     return length * c, length * s
 
 
-def uniform(xp: Arithmetic, word: Number, dtype: DTypeLike) -> Number:
+def uniform(xp: Any, word: Number, dtype: DTypeLike) -> Number:
     """A number from 0 to 1 (without 1) of as many bits of a word as its dtype holds exactly."""
     lost = 8 if np.dtype(dtype).itemsize == 4 else 0
     return xp.cast(word >> lost if lost else word, dtype) * 2.0 ** (lost - 32)

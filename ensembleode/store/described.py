@@ -52,9 +52,7 @@ def described(out: Any, name: str) -> dict[str, Any] | str | None:
     return name or "out"
 
 
-def put_together(
-    tree: PyTree, leaf: Callable[[str], Any], plain: Callable[[Any], Any] = lambda x: x
-) -> PyTree:
+def put_together(tree: PyTree, leaf: Callable[[str], Any], plain: Callable = lambda x: x) -> PyTree:
     """The pytree that was `described`; `leaf` returns the leaf of a name, and `plain` converts a
     leaf that is in the JSON itself."""
 

@@ -95,9 +95,9 @@ def solve_ivp(
     method: Any = "RK45",
     t_eval: PyTree = None,
     dense_output: bool = False,
-    events: Callable | tuple[Callable, ...] | None = None,
+    events: Callable | Sequence | None = None,
     vectorized: bool = False,
-    args: tuple | None = None,
+    args: Sequence | None = None,
     **options: Any,
 ) -> IVPResult:
     """Solve an initial value problem as `scipy.integrate.solve_ivp` does, with the same arguments.

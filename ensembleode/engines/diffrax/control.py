@@ -31,7 +31,7 @@ from ..compiled.xla.stopping import stopped
 from . import implicit
 
 
-def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
+def norm_of_tree(norm: AbstractNorm) -> Callable:
     """The norm of a pytree, in the form that diffrax wants."""
     return lambda tree: norm(ARRAYS, tuple(jtu.tree_leaves(tree)))
 

@@ -164,7 +164,7 @@ def _elementwise(eqn: Any, ins: Sequence[_DependentArray]) -> _DependentArray:
         return _DependentArray(depends, folded.astype(aval.dtype))
 
 
-def _chosen(which: np.ndarray, cases: Sequence) -> np.ndarray:
+def _chosen(which: np.ndarray, cases: Sequence) -> Any:
     stacked = np.stack([np.broadcast_to(x, which.shape) for x in cases])
     return np.take_along_axis(stacked, which[None], 0)[0]
 

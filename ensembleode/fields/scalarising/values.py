@@ -23,7 +23,7 @@ class Scalars:
     """
 
     shape: Shape
-    dtype: DTypeLike
+    dtype: Any
     entries: list
 
     @property

@@ -201,9 +201,7 @@ def set_all(variables: Iterable, xs: Iterable, mask: Value | None = None) -> Non
             variable.set_where(mask, x)
 
 
-def built(
-    b: Builder, form: StateForm, place: Callable[[Any], Any], read: Callable[[Any], Value]
-) -> list:
+def built(b: Builder, form: StateForm, place: Callable, read: Callable[[Any], Value]) -> list:
     """A state whose component `c` is `read(place(c))`."""
     if form.in_memory:
         return [Array(b, form.size, form.dtype, lambda turn: read(place(turn.index)))]
