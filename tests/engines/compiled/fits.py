@@ -20,10 +20,10 @@ DIGITS = 60
 
 class Fit(NamedTuple):
     """`function` on an interval, by polynomials of so many terms in double precision, and in single
-    where that is used; the interval may depend on the precision."""
+    where that is used, or the other way round; the interval may depend on the precision."""
 
     function: Callable
-    doubles: tuple[float, float, int]
+    doubles: tuple[float, float, int] | None
     singles: tuple[float, float, int] | None
 
 
@@ -96,7 +96,7 @@ FITS = {
     # log(1 + f) = f - f^2 / 2 + f^3 p(f), between sqrt(1/2) and sqrt(2)
     "LOG_WHOLE": Fit(
         lambda f: (mp.log1p(f) - f + f**2 / 2) / f**3,
-        (-0.2929, 0.41422, 21),
+        None,
         (-0.2929, 0.41422, 8),
     ),
     # 2 atanh(s) = 2 s + (2/3) s^3 + s^5 p(s^2): for twice the digits
@@ -315,8 +315,8 @@ def _coefficients(text: str) -> dict[np.dtype, tuple[float, ...]]:
 def main():
     parts = []
     for name, fit in FITS.items():
-        intervals = filter(None, (fit.doubles, fit.singles))
-        rows = [polynomial(fit.function, *interval) for interval in intervals]
+        intervals = (fit.doubles, fit.singles) if fit.singles else (fit.doubles,)
+        rows = [polynomial(fit.function, *x) if x else [] for x in intervals]
         parts.append(_written(name, rows))
     above, below = tanh_quotient()
     parts += [_written("TANH_ABOVE", [[], above]), _written("TANH_BELOW", [[], below])]

@@ -77,13 +77,14 @@ def log(b: Builder, x: Value) -> Value:
 
 
 def log_of_normal(b: Builder, x: Value) -> Value:
-    """The logarithm of a positive normal number, without a division: for where there is enough else
-    to do while the terms wait for one another."""
-    high, low = ln2_parts(format_of(x))
+    """The logarithm of a positive normal number. In single precision it is without a division, for
+    where there is enough else to do while its terms wait for one another."""
     k, m = split_exponent(b, x)
+    if x.dtype not in LOG_WHOLE:
+        return _log_of_parts(b, k, m)
+    high, low = ln2_parts(format_of(x))
     f = m - 1.0
-    square = f * f
-    rest = b.mul_add(square, f * polynomial(b, f, LOG_WHOLE) - 0.5, k * low)
+    rest = b.mul_add(f * f, f * polynomial(b, f, LOG_WHOLE) - 0.5, k * low)
     return b.mul_add(k, high, f + rest)
 
 
