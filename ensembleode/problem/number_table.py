@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from jax.typing import DTypeLike
-
 
 class NumberRow(NamedTuple):
     """A kind of number that a trajectory has.
@@ -37,7 +35,7 @@ class NumberRow(NamedTuple):
     default: Any = None
     check: Callable[[str, Any], None] | None = None
     aliases: str = ""
-    dtype: DTypeLike | None = None
+    dtype: Any = None
     digest: str | None = None
 
 

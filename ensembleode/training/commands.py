@@ -6,8 +6,6 @@ import sys
 import tempfile
 from typing import Any, Literal
 
-from jaxtyping import PyTree
-
 from ..ground.files import check_writable, written_whole
 from ..ground.logs import failed
 from ..tools.scripts import in_users_code, loaded, ScriptError, split
@@ -127,7 +125,7 @@ def train(
     return 0 if result.stopped in ("done", "exhausted", "callback", "patience") else 1
 
 
-def _best(result: Any) -> PyTree:
+def _best(result: Any) -> Any:
     """What `output` keeps of a fit."""
     return result.best if result.best_state is None else (result.best, result.best_state)
 
@@ -143,7 +141,7 @@ def _rescue(output: str, error: BaseException) -> None:
         print(f"the best parameters so far ({loss}) are in {place}", file=sys.stderr)
 
 
-def _written(output: str, params: PyTree) -> str:
+def _written(output: str, params: Any) -> str:
     """The path of the file with the parameters; it is in the temporary folder if there is no room
     for it elsewhere."""
     import equinox as eqx
@@ -159,7 +157,7 @@ def _written(output: str, params: PyTree) -> str:
     return output
 
 
-def _checked(given: PyTree) -> dict[str, Any]:
+def _checked(given: Any) -> dict[str, Any]:
     more = ("data", "validation", "state", "optimizer", "callback", "callback_state")
     allowed = {"loss", "params", *more}
     if not isinstance(given, dict) or not {"loss", "params"} <= set(given) <= allowed:
