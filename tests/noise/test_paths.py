@@ -1,5 +1,7 @@
 """The same path everywhere, saved, and replayed."""
 
+import math
+
 import jax
 import numpy as np
 import pytest
@@ -108,7 +110,9 @@ def test_a_saved_path_is_replayed(name):
     np.testing.assert_allclose(again.u, sim.u, rtol=1e-12)
     np.testing.assert_allclose(again.W, sim.W, rtol=0, atol=1e-13)
     finer = eo.solve(ens, alg, trajectories=4, adaptive=False, dt=dt / 4, saveat=dt)
-    assert 0 < np.abs(finer.u - sim.u).max() < 0.5
+    # (Along lines between the ends of coarse steps, Itô's integral is Stratonovich's.)
+    off = np.abs(finer.u / sim.u - 1)
+    assert 0 < off.max() < 0.3 + (math.exp(B**2 / 2) - 1)
 
 
 def test_every_step_is_saved_and_the_solution_is_linear_between():
