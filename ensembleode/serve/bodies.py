@@ -1,5 +1,6 @@
 """From the bodies of requests and answers (JSON or MessagePack) to arrays and back. Malformed
-bodies are refused, with the path of the field at fault.
+bodies are refused, with the path of the field at fault. Which fields there are, and their limits:
+`requests.py`.
 
 In MessagePack, an array is `{"dtype": "<f8", "shape": [...], "data": bytes}`, in C order.
 """

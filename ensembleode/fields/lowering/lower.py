@@ -1,4 +1,4 @@
-"""From a jaxpr to the small language of `ir.py`."""
+"""From a jaxpr to the small language of `ir.py`. (To add a primitive: see `fields/__init__.py`.)"""
 
 import collections
 import itertools

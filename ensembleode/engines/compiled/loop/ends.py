@@ -1,4 +1,5 @@
-"""The ends of trajectories: their return codes, and what is written of them."""
+"""The ends of trajectories: their return codes, by the rules of `solvers/verdicts.py`, and what is
+written of them."""
 
 from __future__ import annotations
 
