@@ -15,8 +15,6 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
-from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
 from ..ground.state_tree import as_parameters
@@ -58,16 +56,16 @@ class Integrator(eqx.Module):
 
     u: PyTree
     p: PyTree
-    t: Array
+    t: jax.Array
     uprev: PyTree = None
-    tprev: Array | None = None
-    sign: ArrayLike | None = None
+    tprev: jax.Array | None = None
+    sign: Any = None
     # Whether the trajectory ends here; 2 if it ends because the affect could not be done.
     _ends: Any = eqx.field(default_factory=lambda: np.bool_(False))
     _f: Callable | None = eqx.field(static=True, default=None)
 
     @property
-    def du(self) -> Array:
+    def du(self) -> PyTree:
         """The derivative of the state, `f(u, p, t)`, like `u`."""
         assert self._f is not None
         return self._f(self.u, self.p, self.t)
@@ -422,13 +420,13 @@ def TerminateSteadyState(
     ('Terminated', '2.0000', True)
     """
 
-    def at_rest(x: Array) -> Array:
+    def at_rest(x: jax.Array) -> jax.Array:
         noise = 100 * float(jnp.finfo(x.dtype).eps)
         absolute = max(1e-8, noise) if abstol is None else abstol
         relative = max(1e-6, noise) if reltol is None else reltol
         return jnp.maximum(absolute, relative * abs(x))
 
-    def is_at_rest(u: PyTree, t: Array, integrator: Integrator) -> Array:
+    def is_at_rest(u: PyTree, t: jax.Array, integrator: Integrator) -> jax.Array:
         rates = zip(jax.tree.leaves(integrator.du), jax.tree.leaves(u), strict=True)
         calm = [jnp.all(abs(du) <= at_rest(x)) for du, x in rates]
         if min_t is not None:

@@ -31,8 +31,7 @@ from ..problem.problem import EnsembleProblem
 from ..solution.stats import COUNTS
 from ..solving import solve
 from ..store import open_ensemble, StoreError
-from . import bodies
-from .bodies import RefusedRequest
+from .bodies import invalid, over_limit, RefusedRequest
 from .downloads import ArrayRows, in_msgpack, in_npz
 from .ensembles import check_store, digest_of, prob_func_of, specified
 from .exchange import JsonObject
@@ -255,9 +254,9 @@ class Jobs:
         end = n if stop is None else stop
         for name, value in (("start", start), ("stop", end)):
             if not 0 <= value <= n:
-                raise bodies.invalid(name, f"{name} must be between 0 and {n}.")
+                raise invalid(name, f"{name} must be between 0 and {n}.")
         if start >= end:
-            raise bodies.invalid("stop", "stop must be larger than start.")
+            raise invalid("stop", "stop must be larger than start.")
         sim = self._opened_store(id)
         if sim is None:
             raise _conflict("there is nothing to download yet.")
@@ -266,7 +265,7 @@ class Jobs:
         if (end - start) * each > _DOWNLOAD:
             most = max(1, _DOWNLOAD // each)
             message = f"download at most {most} trajectories at a time."
-            raise bodies.over_limit("download", "stop", message, 413)
+            raise over_limit("download", "stop", message, 413)
 
         def of(x: Any) -> ArrayRows:
             return ArrayRows(x, start, end)

@@ -158,7 +158,7 @@ class ElementPointer:
         b, type_ = self.builder, type_of(self._stored)
         return self._read(b.value(f"load {type_}, ptr {self.pointer(index)}", self._stored, 0))
 
-    def store(self, index: Value | int, value: Value) -> None:
+    def store(self, index: Value | int, value: Value | float) -> None:
         """Write one element."""
         b = self.builder
         value = self._written(b.as_value(value, self.dtype))
@@ -192,7 +192,7 @@ class ElementPointer:
         text = f"call {type_} @{name}({ptrs} {pointers}, i32 {stored.itemsize}, {mask}, {other})"
         return self._read(b.value(text, stored, b.lanes))
 
-    def scatter(self, index: Value, mask: Value, value: Value) -> None:
+    def scatter(self, index: Value, mask: Value, value: Value | float) -> None:
         """Write the elements at these indices in the lanes of the mask."""
         b, stored = self.builder, self._stored
         if not b.lanes:

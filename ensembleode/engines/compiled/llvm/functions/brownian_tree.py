@@ -7,20 +7,15 @@ its piece among these, or few halvings below.
 
 from __future__ import annotations
 
-import functools
-import operator
-
 import numpy as np
 
 from .....solvers.brownian_tree import halves, SPREAD, units_of
 from ..builder import BOOL, Builder, ElementPointer, I64, Value, Variable
 from .powers import sqrt
-from .random_numbers import philox_normal
+from .random_numbers import differs, NO_WORD, philox_normal, remember
 
 
 _WORD = np.dtype(np.uint32)
-# No start of a piece, and no stream.
-_NONE = 2**32 - 1
 
 
 def brownian_piece(
@@ -46,7 +41,7 @@ class _PieceMemory:
         self.nowhere = units_of(dtype).bit_length() - 1
         rows = self.nowhere + 1
         self.stride = rows * max(1, b.lanes)
-        self.owner = b.lasting_array(_WORD, 4, fill=_NONE)
+        self.owner = b.lasting_array(_WORD, 4, fill=NO_WORD)
         self.starts = b.lasting_array(_WORD, rows)
         self.numbers = b.lasting_array(dtype, rows * count)
         self.start = b.lasting_array(_WORD, 1)
@@ -69,7 +64,8 @@ class _PieceSearch:
 
     def numbers(self) -> list[Value]:
         b, memory = self.b, self.memory
-        other = self._is_of_others()
+        # The lanes whose memory is of another path.
+        other = differs(b, memory.owner, self.owner)
         b.if_(b.any(other), lambda: self._forget(other), likely=False)
         start, length = memory.start.load_lanes(0), memory.length.load_lanes(0)
         is_last = (self.start & (0 - length)).eq(start) & (length >= self.size)
@@ -78,7 +74,7 @@ class _PieceSearch:
         longest = self.start & (0 - self.start)
         is_first = self.start.eq(0)
         at = self._places(b.where(is_first, memory.nowhere, _exponent(b, longest)))
-        found = memory.starts.gather(at, self.everywhere, _NONE).eq(self.start) & ~is_first
+        found = memory.starts.gather(at, self.everywhere, NO_WORD).eq(self.start) & ~is_first
         found = found & ~(is_last & start.eq(self.start))
         length = b.where(is_last, length, self.units)
         self.length = b.variable(_WORD, b.where(found, longest, length))
@@ -91,7 +87,7 @@ class _PieceSearch:
         b.if_(b.any(fresh), lambda: self._begin(fresh), likely=False)
         self._descend()
         start = self.start & (0 - self.length.get())
-        memory.start.store_lanes(0, b.where(self.is_inside, start, _NONE))
+        memory.start.store_lanes(0, b.where(self.is_inside, start, NO_WORD))
         memory.length.store_lanes(0, self.length.get())
         for i, x in enumerate(self.values):
             memory.last.store_lanes(i * self.width, x.get())
@@ -103,22 +99,15 @@ class _PieceSearch:
         waits = self.length.get() > self.size
         return [b.where(waits, 0.0, x) for x in found]
 
-    def _is_of_others(self) -> Value:
-        """The lanes whose memory is of another path."""
-        owners = [self.memory.owner.load_lanes(i * self.width) for i in range(4)]
-        pairs = zip(owners, self.owner, strict=True)
-        return functools.reduce(operator.or_, (x.ne(y) for x, y in pairs))
-
     def _forget(self, other: Value) -> None:
         b, memory = self.b, self.memory
 
         def forget(starts: ElementPointer, at: Value | int) -> None:
-            starts.store_lanes(at, b.where(other, _NONE, starts.load_lanes(at)))
+            starts.store_lanes(at, b.where(other, NO_WORD, starts.load_lanes(at)))
 
         b.for_(memory.nowhere + 1, lambda i: forget(memory.starts, i * self.width))
         forget(memory.start, 0)
-        for i, x in enumerate(self.owner):
-            memory.owner.store_lanes(i * self.width, x)
+        remember(b, memory.owner, self.owner)
 
     def _begin(self, fresh: Value) -> None:
         """The numbers of the whole span, in the lanes `fresh`."""

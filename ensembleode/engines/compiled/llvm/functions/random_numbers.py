@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from .....solvers.philox import box_muller, philox, steps_per_group, uniform
-from ..builder import BOOL, Builder, I64, Value
+from ..builder import BOOL, Builder, ElementPointer, I64, Value
 from .logarithms import log_of_normal
 from .powers import sqrt
 
 
 _WORD, _WIDE = np.dtype(np.uint32), np.dtype(np.uint64)
-# No number of a group.
-_NONE = 2**32 - 1
+# What lanes remember at first: no number of a group, no start of a piece, and no stream.
+NO_WORD = 2**32 - 1
 
 
 class _Values:
@@ -55,7 +55,7 @@ def _of_group(b: Builder, words: list[Value], dtype: np.dtype, each: int) -> lis
     number, phase = step >> (group.bit_length() - 1), step & (group - 1)
     # (What all lanes share doesn't change.)
     of = [x for x in (k0, k1, number, *others) if x.lanes or not b.lanes]
-    owner = b.lasting_array(_WORD, len(of), fill=_NONE)
+    owner = b.lasting_array(_WORD, len(of), fill=NO_WORD)
     numbers = b.lasting_array(dtype, group * each)
 
     def draw() -> None:
@@ -63,12 +63,9 @@ def _of_group(b: Builder, words: list[Value], dtype: np.dtype, each: int) -> lis
         for i in range(group * each):
             counter = [k0, k1, number, b.constant(i // 4, _WORD), *others]
             numbers.store_lanes(i * width, philox_normal(b, counter, dtype, i % 4))
-        for i, x in enumerate(of):
-            owner.store_lanes(i * width, x)
+        remember(b, owner, of)
 
-    remembered = (owner.load_lanes(i * width) for i in range(len(of)))
-    is_new = (x.ne(y) for x, y in zip(of, remembered, strict=True))
-    b.if_(b.any(functools.reduce(operator.or_, is_new)), draw)
+    b.if_(b.any(differs(b, owner, of)), draw)
     first = b.cast(b.entry(phase, b.constant(0, I64)), I64)
     found = [b.variable(dtype) for _ in range(each)]
 
@@ -88,6 +85,18 @@ def _of_group(b: Builder, words: list[Value], dtype: np.dtype, each: int) -> lis
     else:
         together()
     return [x.get() for x in found]
+
+
+def differs(b: Builder, remembered: ElementPointer, words: list[Value]) -> Value:
+    """The lanes whose words are others than those remembered."""
+    before = [remembered.load_lanes(i * max(1, b.lanes)) for i in range(len(words))]
+    pairs = zip(before, words, strict=True)
+    return functools.reduce(operator.or_, (x.ne(y) for x, y in pairs))
+
+
+def remember(b: Builder, memory: ElementPointer, words: list[Value]) -> None:
+    for i, x in enumerate(words):
+        memory.store_lanes(i * max(1, b.lanes), x)
 
 
 def philox_uniform(b: Builder, operands: list[Value], dtype: np.dtype, which: int) -> Value:
