@@ -41,6 +41,16 @@ class ReturnCode(enum.IntEnum):
         return self.name
 
 
+class AffectOutcome(enum.IntEnum):
+    """What an affect says of its trajectory, as the last number that it returns."""
+
+    GoesOn = 0
+    Terminates = 1
+    """By [`terminate`][ensembleode.terminate]: the trajectory ends as `Terminated`."""
+    NotConverged = 2
+    """The affect could not be done: the trajectory ends as `ConvergenceFailure`."""
+
+
 # A return code, its number, or an array of such numbers.
 ReturnCodes: TypeAlias = Any
 

@@ -234,7 +234,7 @@ def _extra_structs(moving: MovingJump, field: Program) -> list[jax.ShapeDtypeStr
 @functools.lru_cache(maxsize=1024)
 def program(moving: MovingJump, field: Program, order: int) -> CallbackProgram:
     """The program of a jump, for the state of this field with the tangents of all levels. Returns
-    the flattened rows, followed by the flag that says whether the trajectory ends."""
+    the flattened rows, followed by its `AffectOutcome`."""
 
     def flat(consts: Sequence, u: PyTree, p: Sequence, t: Array) -> Array:
         numbers, extras = _split(moving, consts, p)

@@ -45,16 +45,15 @@ class CallbackProgram:
 class Jump:
     """What an affect does to the state, the parameters and the solve.
 
-    - `part`: returns a vector of `[size + 1]`: the flattened state after the affect, followed by a
-        flag that says whether the trajectory ends there, 1 or 0. As long as the parameters in
-        `changes` are not a part of the state, their new values stand before the flag.
+    - `part`: returns a vector of `[size + 1]`: the flattened state after the affect, followed by an
+        `AffectOutcome`, which says whether the trajectory ends there. As long as the parameters in
+        `changes` are not a part of the state, their new values stand before the outcome.
     - `ends`: whether the trajectory ends there, if that is always the same; else None.
     - `changes`: the indices of the leaves of the parameters that the affect changes.
-    - `fails`: whether the flag may also be 2: the trajectory ends because the affect could not be
-        done.
+    - `fails`: whether the outcome may be `NotConverged`.
     - `moves`: for a state with tangents, how the time of the jump depends on the numbers (see
         `moving_jumps.MovingJump`). The part then returns the rows of `MovingJump.rows`, and the
-        flag.
+        outcome.
     """
 
     part: CallbackProgram

@@ -60,7 +60,7 @@ class Integrator(eqx.Module):
     uprev: PyTree = None
     tprev: jax.Array | None = None
     sign: Any = None
-    # Whether the trajectory ends here; 2 if it ends because the affect could not be done.
+    # Whether the trajectory ends here, or an `AffectOutcome` where the affect may not converge.
     _ends: Any = eqx.field(default_factory=lambda: np.bool_(False))
     _f: Callable | None = eqx.field(static=True, default=None)
 

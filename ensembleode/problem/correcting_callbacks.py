@@ -15,6 +15,7 @@ from jax import Array
 from jax.typing import ArrayLike
 from jaxtyping import PyTree
 
+from ..ground.retcode import AffectOutcome
 from ..ground.state_tree import real_vector
 from ..tracing.field_errors import check_signature
 from ..tracing.program import is_tracer
@@ -143,8 +144,6 @@ def _not_negative(integrator: Integrator) -> Integrator:
 _TURNS = 3  # of Newton's method, each of which doubles the number of correct digits
 # After the values have converged, further turns make derivatives right, up to the third order.
 _DIFFERENTIATED = 2
-# The value in `Integrator` of a trajectory that ends because an affect could not be done.
-_FAILED = 2.0
 
 
 def _projected(residual: Callable, abstol: Any, integrator: Integrator) -> Integrator:
@@ -178,7 +177,8 @@ def _projected(residual: Callable, abstol: Any, integrator: Integrator) -> Integ
     least = float(jnp.finfo(start.dtype).eps) ** 0.8 if abstol is None else abstol
     is_there = jnp.max(jnp.abs(g(found))) <= jnp.asarray(least, start.dtype)
     after = state_of(jnp.where(is_there, found, start))
-    return dataclasses.replace(integrator, u=after, _ends=jnp.where(is_there, 0.0, _FAILED))
+    goes_on, fails = float(AffectOutcome.GoesOn), float(AffectOutcome.NotConverged)
+    return dataclasses.replace(integrator, u=after, _ends=jnp.where(is_there, goes_on, fails))
 
 
 def _numbers_of(residual: Any, like: Any) -> Any:

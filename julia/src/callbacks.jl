@@ -116,10 +116,9 @@ function (affect::Affect)(integrator, crossed)
     integrator.u = changed(integrator.u, found)
     affect.is_kept && (log.after[:, log.count] .= integrator.u)
     log.acted = t
-    ends = last(found)
-    if ends > 0
-        # 1: the affect ends the trajectory; 2: the affect did not converge.
-        log.code = ends > 1 ? NOT_CONVERGED : TERMINATED
+    outcome = last(found)
+    if outcome > GOES_ON
+        log.code = outcome > TERMINATES ? NOT_CONVERGED : TERMINATED
         terminate!(integrator)
     elseif is_inconsistent(integrator)
         log.code = INITIAL_FAILURE

@@ -2,6 +2,9 @@
 const SUCCESS, MAX_ITERS, DT_LESS_THAN_MIN, UNSTABLE, FAILURE = Int32.(1:5)
 const TERMINATED, MAX_EVENTS, NOT_CONVERGED, INITIAL_FAILURE = Int32.(6:9)
 
+# What an affect says of its trajectory (Python's `AffectOutcome`); 2 is "did not converge".
+const GOES_ON, TERMINATES = 0, 1
+
 function code(retcode)
     retcode == ReturnCode.Success && return SUCCESS
     retcode == ReturnCode.Terminated && return TERMINATED

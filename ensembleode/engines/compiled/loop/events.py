@@ -19,6 +19,7 @@ from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
+from ....ground.retcode import AffectOutcome
 from ....jumps.moving_jumps import follow
 from ....plan.events import (
     CallbackProgram,
@@ -290,7 +291,7 @@ class LaneEvents:
             y, t = loop.state(), loop.t.get()
             moved = [x.get() for x in self.moved]
             about = {"uprev": step.y, "tprev": [step.t], "moved": moved, "before": step.attempt.y2}
-            *found, ends = self.part_at(jump.part, y, t, mask, **about, **extras)
+            *found, outcome = self.part_at(jump.part, y, t, mask, **about, **extras)
             if jump.moves is None:
                 time = (t, *(b.constant(0, loop.problem.dtype) for _ in y[1:]))
                 found = [*found, *y, *found, *time]
@@ -303,9 +304,10 @@ class LaneEvents:
             set_all(loop.y, on, mask)
             set_all(self.moved, times_of(self.moved, rows[-1]), mask)
             if jump.ends is not False:
-                over, code = mask & (ends > 0.0), verdicts.TERMINATED
+                over, code = mask & (outcome > float(AffectOutcome.GoesOn)), verdicts.TERMINATED
                 if jump.fails:
-                    code = b.where(ends > 1.0, verdicts.NOT_CONVERGED, code)
+                    fails = outcome > float(AffectOutcome.Terminates)
+                    code = b.where(fails, verdicts.NOT_CONVERGED, code)
                 loop.code.set_where(over & ~self._is_out(), code)
                 loop.active.set(loop.active.get() & ~over)
             jumped.set(jumped.get() | mask)
