@@ -25,6 +25,7 @@ _MODULES = {
     "problem.corrections": "problem.correcting_callbacks",
     "saving_callback": "problem.saving_callback",
     "sensitivity": "problem.sensitivity",
+    "solvers.explicit_rk": "solvers.own_tableau",
     "solvers.runge_kutta": "solvers.explicit_runge_kutta",
     "stats": "solution.stats",
 }

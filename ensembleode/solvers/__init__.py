@@ -1,4 +1,9 @@
-"""Solvers, under SciML's names."""
+"""Solvers, under SciML's names.
+
+A method is a file of its own, which is named here and in the package's `__init__.pyi`. How it is
+written: `explicit_runge_kutta.py`, `rosenbrock.py`, and for noise `stochastic.py`. `own_tableau.py`
+is the method of a user's tableau, and `julia_alg.py` Julia's by their names.
+"""
 
 from .auto import (
     AutoTsit5 as AutoTsit5,
@@ -16,7 +21,6 @@ from .dopri8 import Dopri8 as Dopri8
 from .em import EM as EM
 from .euler import Euler as Euler
 from .euler_heun import EulerHeun as EulerHeun
-from .explicit_rk import ExplicitRK as ExplicitRK
 from .explicit_runge_kutta import ExplicitRungeKutta as ExplicitRungeKutta
 from .heun import Heun as Heun
 from .implicit import (
@@ -30,6 +34,7 @@ from .implicit import (
 )
 from .julia_alg import JuliaAlg as JuliaAlg
 from .midpoint import Midpoint as Midpoint
+from .own_tableau import ExplicitRK as ExplicitRK
 from .ralston import Ralston as Ralston
 from .rk4 import RK4 as RK4
 from .rk_mil import RKMil as RKMil

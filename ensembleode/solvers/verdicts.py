@@ -8,9 +8,11 @@ The return code is a variable of the trajectory, and is set where it is decided.
 infinite or NaN, it is `PROBING` for one more turn, with a step of `PROBE` times the size. If so
 short a step moves the state, the solution diverges; if not, the tolerances can't be met.
 
-Codes that no step decides are set elsewhere: those of events in `engines/compiled/loop/events.py`,
-`Diverged` in its `loop.py`, and those of trajectories that can't be computed at all in
-`running/run.py`. diffrax's results become codes in `engines/diffrax/solving.py`.
+In compiled code `engines/compiled/loop/turn.py` and `ends.py` set the codes by these rules. Codes
+that no step decides are set elsewhere: those of events in `events.py` there; in its `loop.py` those
+of starts, `Diverged`, and `MaxIters` of lanes that end together; those of trajectories that can't
+be computed at all in `running/run.py`. diffrax's results become codes in
+`engines/diffrax/solving.py`.
 """
 
 import math

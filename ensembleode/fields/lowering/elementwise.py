@@ -1,4 +1,8 @@
-"""The rules for primitives that act component by component."""
+"""The rules for primitives that act component by component.
+
+One more needs its name in `ELEMENTWISE` of `fields/equations.py` and a line in the printers (see
+`fields/__init__.py`), and a rule here only if it has parameters.
+"""
 
 import math
 from collections.abc import Callable, Sequence
