@@ -16,8 +16,9 @@
 
 To add a primitive: where simpler ones express it, write a function of these in `simplifying/`.
 Otherwise it has a rule in `lowering/`, or, if it acts component by component, its name in
-`equations.py` and a line in the printers; `scalarising/rules.py` takes it apart. Its case is one in
-`tests/fields/cases.py`.
+`equations.py` and a line in `engines/compiled/field/operations.py`, and for Julia a function in
+`julia/src/primitives.jl` where Julia has no such one; `scalarising/rules.py` takes it apart. Its
+case is one in `tests/fields/cases.py`.
 
 The language is printed as source by `engines/julia/source.py` (Julia) and by
 `engines/compiled/field/printer.py` (LLVM IR).

@@ -1,5 +1,6 @@
 """Requests, their fields read within their limits, and the answers to them. (What is no JSON, or no
-array, is refused by `bodies.py` before.)"""
+array, is refused by `bodies.py` before; what only ensembles have is read in `ensembles.py`, and
+which part of one is asked for in `jobs.py`.)"""
 
 import dataclasses
 import sys

@@ -11,8 +11,8 @@ short a step moves the state, the solution diverges; if not, the tolerances can'
 In compiled code `engines/compiled/loop/turn.py` and `ends.py` set the codes by these rules. Codes
 that no step decides are set elsewhere: those of events in `events.py` there; in its `loop.py` those
 of starts, `Diverged`, and `MaxIters` of lanes that end together; those of trajectories that can't
-be computed at all in `running/run.py`. diffrax's results become codes in
-`engines/diffrax/solving.py`.
+be computed at all in `running/run.py`. diffrax's steps have codes by
+`engines/diffrax/control.py`, and its results become codes in `solving.py` there.
 """
 
 import math

@@ -3,8 +3,9 @@ EnsembleGPUKernel.
 
 The code is that of a CPU's kernel with one lane, compiled to PTX. What differs is written where
 `on_gpu` is asked: the operands and the loop over trajectories in `kernel.py`, the order of numbers
-in memory in `steps/layout.py`, sums of cotangents in `steps/description.py`, the memory and the
-call in `solves.py`, which enter by `xla/entry.py`; and `is_gpu` in `llvm/`.
+in memory in `steps/layout.py`, whether lanes wait in `loop/loop.py`, sums of cotangents in
+`steps/description.py`, the memory and the call in `solves.py`, which enter by `xla/entry.py`; and
+`is_gpu` in `llvm/`.
 """
 
 from typing import Any

@@ -7,7 +7,8 @@ towards the end, so that workers finish at the same time. Where costs are known,
 are sent first.
 
 If the workers of a task die, its units are run again, one at a time and alone, after all other
-tasks. A unit that then still kills its workers is lost; other units are not.
+tasks. A unit that then still kills its workers is lost; other units are not. (That a worker has
+died is noticed in `pools.py`; what is lost gets its return code in `requests.py`.)
 """
 
 import contextlib

@@ -8,7 +8,7 @@
 
 To add a primitive that others can't express (see `simplifying/`), write its
 [`rule`][ensembleode.fields.lowering.passing.rule] (or, where it acts element by element, add its
-name to `equations.ELEMENTWISE` and to the printers), and a case in
+name to `equations.ELEMENTWISE` and to the engines, see `fields/__init__.py`), and a case in
 `tests/fields/cases.py`.
 """
 

@@ -1,6 +1,6 @@
 """The rules for primitives that act component by component.
 
-One more needs its name in `ELEMENTWISE` of `fields/equations.py` and a line in the printers (see
+One more needs its name in `ELEMENTWISE` of `fields/equations.py` and a line in the engines (see
 `fields/__init__.py`), and a rule here only if it has parameters.
 """
 

@@ -1,4 +1,5 @@
-"""Which checkpoints of a solve are kept in the memory that there is for them."""
+"""Which checkpoints of a solve are kept in the memory that there is for them. (How one is written
+and read is in `record.py`.)"""
 
 from ..llvm.builder import I64, Value
 from .record import Record
