@@ -137,7 +137,7 @@ def test_poison(caplog):
 def test_poison_time_and_again():
     """On a cluster of our own, too."""
     with eo.EnsembleDistributed(workers=2) as alg:
-        for _ in range(3):
+        for _ in range(2):
             sim = eo.solve(with_callback(poisoned), eo.Tsit5(), alg, trajectories=600)
             np.testing.assert_array_equal(sim.failed, np.arange(256, 384))
 
