@@ -48,8 +48,8 @@ def job_for(
     module, choice, alg = choose(engine, alg, every, ensemblealg, is_given=is_given)
     if module.numbers_apart:
         every = every.with_numbers_apart()
-    every = every.with_noise(alg)
-    if isinstance(alg, SDESolver):
+    every = every.with_noise(alg) if module.noise_in_field else every.with_noise_apart()
+    if module.noise_in_field and isinstance(alg, SDESolver):
         assert every.extension is not None
         alg = dataclasses.replace(alg, _errors=every.extension.errors)
     every = with_times_of_values(with_consistent_start(every))

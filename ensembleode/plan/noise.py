@@ -17,7 +17,8 @@ from ..fields.derivatives.sparsity import structure
 from ..ground.state_tree import StateTree
 from ..problem.jump_problem import JumpProblem
 from ..problem.stochastic import NoiseGrid, SDEProblem, WienerProcess
-from ..solvers import Direct, EM, SDESolver, SOSRA, SOSRI, Tsit5
+from ..solvers import Direct, EM, JuliaAlg, SDESolver, SOSRA, SOSRI, Tsit5
+from ..solvers.julia_alg import is_stochastic
 from ..tracing.evaluation import equations
 from ..tracing.program import is_inexact, is_tracer, Program
 
@@ -91,10 +92,11 @@ class NoiseTerms:
         return dataclasses.replace(self, **changes, first=self.first + more)
 
     def numbers(self, consts: Sequence) -> NoiseNumbers:
-        """The numbers of the noise among the constants of the programs."""
+        """The numbers of the noise among the constants of the programs, or what stands in their
+        places."""
         key, index, repeat, span, *more = consts[self.first :]
         given = dict(zip(self.given, more, strict=False))
-        return NoiseNumbers(key, index, repeat, jax.lax.stop_gradient(span), given)
+        return NoiseNumbers(key, index, repeat, span, given)
 
     def rows(self, g: Any) -> Array:
         """A value of the diffusion for the state as engines see it: `[*state]`, or `[*state, m]`
@@ -281,6 +283,11 @@ def method_for(alg: Any, noise: NoiseTerms | None) -> Any:
                 f"{type(alg).__name__} is for an eo.{problem}, and this is an ODEProblem: "
                 "give such a problem, or a method for ODEs, as eo.Tsit5()."
             )
+        if isinstance(alg, JuliaAlg) and is_stochastic(alg.description):
+            raise ValueError(
+                f"{alg.text} is for an eo.SDEProblem, and this is an ODEProblem: give such a "
+                "problem, or a method for ODEs, as eo.Tsit5()."
+            )
         return alg
     if noise.kind == JUMPS:
         if not isinstance(alg, Direct | None):
@@ -309,6 +316,8 @@ def _not_for(alg: Any, noise: NoiseTerms) -> str | None:
         return (
             "Euler of diffrax is eo.EM(split=False) here: pass that." if name == "Euler" else None
         )
+    if isinstance(alg, JuliaAlg) and is_stochastic(alg.description):
+        return None  # Julia knows for which noise.
     if isinstance(alg, Direct):
         return "Direct is for an eo.JumpProblem, and this is an SDEProblem: leave alg out."
     if not isinstance(alg, SDESolver):

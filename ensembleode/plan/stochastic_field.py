@@ -83,6 +83,7 @@ def stochastic_field(
         )
         numbers = noise.numbers(consts)
         if adaptive:
+            numbers = numbers._replace(span=jax.lax.stop_gradient(numbers.span))
             passed = _part(numbers.span, h) * units
             increments = _piece(noise, numbers, count, passed, h)
         else:

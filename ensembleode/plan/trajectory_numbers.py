@@ -19,7 +19,6 @@ from ..ground.state_tree import StateTree
 from ..problem.number_table import NUMBERS, of_kind
 from ..problem.saving_callback import SavingCallback
 from ..problem.sensitivity import constant
-from ..solvers import ODESolver
 from ..tracing.program import is_tracer, Program, Static, structs_of
 from ..tracing.written_numbers import with_numbers_apart
 from .events import CallbackProgram, of_extended, over_numbers, TracedCallbacks
@@ -163,15 +162,19 @@ class Trajectories:
         batched = added(self.batched, {name: [False] * len(x) for name, x in more.items()})
         return self.changed(added, **changes, batched=batched, shared=added(self.shared))
 
+    def with_noise_apart(self) -> "Trajectories":
+        """The ensemble for an engine that draws the noise itself: steps are fixed where they have a
+        size and nothing else is said."""
+        known = self.options["adaptive"] is not None or self.batched.dt is None
+        if self.noise is None or known:
+            return self
+        return dataclasses.replace(self, options=self.options | {"adaptive": False})
+
     def with_noise(self, alg: Any) -> "Trajectories":
         """The ensemble whose field is the step of the method `alg` with the noise in it; the
-        ensemble itself where there is no noise, or the method is another library's."""
+        ensemble itself where there is no noise."""
         if self.noise is None:
             return self
-        if not isinstance(alg, ODESolver):
-            known = self.options["adaptive"] is not None or self.batched.dt is None
-            options = self.options if known else self.options | {"adaptive": False}
-            return dataclasses.replace(self, options=options)
         adaptive = is_adaptive(alg, self.options["adaptive"], self.batched.dt is not None)
         about = self.field, self.noise, Static(alg)
         is_cut = self.events is not None and bool(self.events.continuous)

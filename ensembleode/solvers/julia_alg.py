@@ -1,4 +1,4 @@
-"""Any method of OrdinaryDiffEq by its name in Julia."""
+"""Any method of OrdinaryDiffEq or StochasticDiffEq by its name in Julia."""
 
 import ast
 from typing import Any, ClassVar, NamedTuple
@@ -41,14 +41,16 @@ PACKAGES: dict[str, str] = {
     """,
     "OrdinaryDiffEqBDF": "ABDF2 FBDF QBDF QBDF1 QBDF2 QNDF QNDF1 QNDF2",
     "OrdinaryDiffEqFIRK": "AdaptiveRadau RadauIIA3 RadauIIA5 RadauIIA9",
+    "StochasticDiffEqLowOrder": "EM EulerHeun LambaEM LambaEulerHeun RKMil SimplifiedEM",
+    "StochasticDiffEqHighOrder": "SOSRA SOSRA2 SOSRI SOSRI2 SRA1 SRA2 SRA3 SRIW1 SRIW2",
 }
 _PACKAGE_OF = {name: package for package, names in PACKAGES.items() for name in names.split()}
 
 # Those methods that have no error estimate, and need `dt`. (A test asks Julia about this.)
 _WITHOUT_ESTIMATE = """
-    AB3 AB4 AB5 ABM32 ABM43 ABM54 Alshina6 Anas5 Euler ImplicitMidpoint KYK2014DGSSPRK_3S2
-    KYKSSPRK42 MSRK5 MSRK6 PSRK3p5q4 PSRK3p6q5 PSRK4p7q6 RKM RKO65 SSPRK104 SSPRK22 SSPRK33 SSPRK53
-    SSPRK54 SSPRK63 SSPRK73 SSPRK83 SSPSDIRK2
+    AB3 AB4 AB5 ABM32 ABM43 ABM54 Alshina6 Anas5 EM Euler EulerHeun ImplicitMidpoint
+    KYK2014DGSSPRK_3S2 KYKSSPRK42 MSRK5 MSRK6 PSRK3p5q4 PSRK3p6q5 PSRK4p7q6 RKM RKO65 SSPRK104
+    SSPRK22 SSPRK33 SSPRK53 SSPRK54 SSPRK63 SSPRK73 SSPRK83 SSPSDIRK2 SimplifiedEM
 """
 FIXED_STEP = frozenset(_WITHOUT_ESTIMATE.split())
 
@@ -74,8 +76,19 @@ def described(name: str) -> JuliaMethod:
     return JuliaMethod(name, _PACKAGE_OF[name])
 
 
+def is_stochastic(method: JuliaMethod) -> bool:
+    """Whether a method is for equations with noise."""
+    return method.package.startswith("StochasticDiffEq")
+
+
+def draws(method: JuliaMethod) -> int:
+    """How many processes a method for equations with noise draws: one, or a second one, too."""
+    return 2 if method.package == "StochasticDiffEqHighOrder" else 1
+
+
 class JuliaAlg(ODESolver):
-    """A method of OrdinaryDiffEq by its name in Julia, for `engine="julia"`.
+    """A method of OrdinaryDiffEq, or of StochasticDiffEq for an
+    [`SDEProblem`][ensembleode.SDEProblem], by its name in Julia, for `engine="julia"`.
 
     - `text`: the method as it is written in Julia, such as `"Rodas5P()"`,
         `"AutoTsit5(Rosenbrock23())"` or `"QNDF(max_order=Val(3))"`: a known name, whose arguments

@@ -59,7 +59,7 @@ class SDESolver(ODESolver):
     control_order: ClassVar[int | float | None] = None
     adaptive: ClassVar[bool] = False
     stages: ClassVar[int | None] = 1
-    engines: ClassVar[tuple[str, ...]] = ("compiled",)
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "julia")
     draws: ClassVar[int] = 1
     noises: ClassVar[tuple[str, ...]] = ("diagonal", "scalar", "general")
     additive: ClassVar[bool] = False

@@ -10,6 +10,7 @@ the arrays that Python shares. Each request of Python is one TOML text (`request
 - `trajectories.jl`: the problem of each trajectory, from columns of arrays.
 - `mass_matrices.jl`: mass matrices, and whether algebraic equations hold.
 - `callbacks.jl`: callbacks, and the log of a trajectory's events.
+- `noise.jl`: the noise of stochastic problems.
 - `records.jl`: what is kept of each solution.
 - `ensembles.jl`: where trajectories run.
 - `adjoints.jl`: gradients by the continuous adjoint.
@@ -33,6 +34,8 @@ using SciMLBase:
     ODEFunction,
     ODEProblem,
     ReturnCode,
+    SDEFunction,
+    SDEProblem,
     VectorContinuousCallback,
     get_proposed_dt,
     set_proposed_dt!,
@@ -51,6 +54,7 @@ include("methods.jl")
 include("trajectories.jl")
 include("mass_matrices.jl")
 include("callbacks.jl")
+include("noise.jl")
 include("records.jl")
 include("ensembles.jl")
 include("adjoints.jl")

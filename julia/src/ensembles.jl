@@ -68,13 +68,13 @@ function quiet()
 end
 
 """
-    solve_ensemble!(out, ens, field, method, place, n; stop, callbacks, common...)
+    solve_ensemble!(out, ens, field, method, place, n; stop, callbacks, noise, common...)
 
 Solve `n` trajectories with SciML, and write what is kept of each solution to `out`.
 """
 function solve_ensemble!(
     out::Outputs, ens::Trajectories, field::Field, method, place::Place, n; stop = C_NULL,
-    callbacks = nothing, common...
+    callbacks = nothing, noise = nothing, common...
 )
     # DiffEqGPU solves a single trajectory on the CPU, and supports fewer options there.
     place = is_gpu(place) && n == 1 ? Place(; name = :EnsembleSerial) : place
@@ -90,8 +90,9 @@ function solve_ensemble!(
             # The trajectory ends where it starts.
             p.happened.code, span = INITIAL_FAILURE, (span[1], span[1])
         end
-        own_options || return ODEProblem(f, u0, span, p)
-        return ODEProblem(f, u0, span, p; options(ens, kind, i)...)
+        own = own_options ? options(ens, kind, i) : (;)
+        noise === nothing && return ODEProblem(f, u0, span, p; own...)
+        return stochastic_problem(f, field.g, noise, u0, span, p, i; own...)
     end
     mode, first, rows = out.mode, out.start, size(out.u, 2)
     remote = is_distributed(place)

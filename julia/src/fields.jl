@@ -33,15 +33,17 @@ function define(name::String, source::Union{String,Nothing}, processes)
 end
 
 """
-    Field(f, jac, tgrad, in_place, work)
+    Field(f, jac, tgrad, g, in_place, work)
 
-A right-hand side with its derivatives (`nothing` where they are not given). `work`: the scratch
-memory of each function, as pairs of an element type and a length.
+A right-hand side with its derivatives, and the diffusion of a stochastic problem (`nothing` where
+they are not given). `work`: the scratch memory of each function, as pairs of an element type and a
+length.
 """
-struct Field{F,J,G,W}
+struct Field{F,J,D,G,W}
     f::F
     jac::J
-    tgrad::G
+    tgrad::D
+    g::G
     in_place::Bool
     work::W
 end

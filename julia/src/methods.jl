@@ -5,11 +5,12 @@
 
 The method of `Dict("name" => "KenCarp4", "package" => "OrdinaryDiffEqSDIRK", "arguments" => [],
 "options" => Dict())`. Arguments and the values of options are numbers, vectors of numbers for
-tuples, methods, or `Dict("val" => 3)` for `Val(3)`.
+tuples, methods, names of stochastic integrals, or `Dict("val" => 3)` for `Val(3)`.
 """
 function method(description::AbstractDict)
     name, package = description["name"], description["package"]
-    startswith(package, "OrdinaryDiffEq") || error("$package is not a package of OrdinaryDiffEq.")
+    any(x -> startswith(package, x), ("OrdinaryDiffEq", "StochasticDiffEq")) ||
+        error("$package is not a package of OrdinaryDiffEq or StochasticDiffEq.")
     arguments = map(argument, get(description, "arguments", []))
     options = [Symbol(k) => argument(v) for (k, v) in get(description, "options", Dict())]
     # The package may have been loaded just now, and is then of a newer world age than this call.
@@ -26,6 +27,12 @@ end
 argument(x::AbstractDict) = haskey(x, "val") ? Val(x["val"]) : method(x)
 argument(x::AbstractVector) = Tuple(map(argument, x))
 argument(x::Real) = x
+argument(x::AbstractString) = INTERPRETATIONS[x]
+
+const INTERPRETATIONS = Dict(
+    "Ito" => SciMLBase.AlgorithmInterpretation.Ito,
+    "Stratonovich" => SciMLBase.AlgorithmInterpretation.Stratonovich,
+)
 
 """The package, loaded on first use. `option`: the installer's option that adds the package."""
 function load(package::AbstractString, option = "--all_methods")

@@ -59,7 +59,7 @@ end
 
 function field(description, processes)
     functions, work = Dict{Symbol,Any}(), Dict{Symbol,Any}()
-    for role in (:f, :jac, :tgrad)
+    for role in (:f, :jac, :tgrad, :g)
         d = get(description, string(role), nothing)
         functions[role] = nothing
         d === nothing && continue
@@ -68,7 +68,8 @@ function field(description, processes)
         work[role] = Tuple((TYPES[type], Int(n)) for (type, n) in sizes)
     end
     in_place = description["in_place"]
-    return Field(functions[:f], functions[:jac], functions[:tgrad], in_place, (; work...))
+    made = map(role -> functions[role], (:f, :jac, :tgrad, :g))
+    return Field(made..., in_place, (; work...))
 end
 
 function place(description)
@@ -104,6 +105,18 @@ function trajectories(arrays::Arrays)
         abstol = arrays["abstol"], reltol = arrays["reltol"], dt = of("dt"),
         dtmin = of("dtmin"), dtmax = of("dtmax"), tstops = of("tstops"),
         d_discontinuities = of("d_discontinuities"), mass = of("mass"),
+    )
+end
+
+"""The noise of a stochastic problem, or nothing."""
+function noise(request, arrays::Arrays)
+    haskey(request, "noise") || return nothing
+    d = request["noise"]
+    numbers(name) = get(arrays, "noise_$name", nothing)
+    return Noise(;
+        kind = Symbol(d["kind"]), size = d["size"], draws = d["draws"], adaptive = d["adaptive"],
+        key = numbers("key"), index = numbers("index"), repeat = numbers("repeat"),
+        factor = numbers("factor"), times = numbers("t"), W = numbers("W"), Z = numbers("Z"),
     )
 end
 
@@ -170,7 +183,7 @@ function operation_solve(request)
             Base.invokelatest(
                 solve_ensemble!, out, trajectories(arrays), right_hand_side, algorithm, chosen,
                 request["trajectories"]; stop = pointer(arrays["stop"]), callbacks = acting,
-                common(request)...,
+                noise = noise(request, arrays), common(request)...,
             )
         end
     end

@@ -30,7 +30,7 @@ lorenz_ensemble(T = Float64; own = T[20 28], shared = T[10, 8 / 3]) = Trajectori
 allocated(f::F, args::Vararg{Any,K}) where {F,K} = (f(args...); @allocated f(args...))
 
 @testset "small: static, and nothing is allocated" begin
-    field = Field(defined(LORENZ), nothing, nothing, false, (;))
+    field = Field(defined(LORENZ), nothing, nothing, nothing, false, (;))
     ens = lorenz_ensemble()
     kind = Kind(ens, field)
     u0, span, p = start(ens, kind, field, shared_numbers(ens, kind), 2)
@@ -51,7 +51,7 @@ allocated(f::F, args::Vararg{Any,K}) where {F,K} = (f(args...); @allocated f(arg
 end
 
 @testset "large: in place, with scratch memory of its own" begin
-    field = Field(defined(NETWORK), nothing, nothing, true, (; f = ((Float64, 40),)))
+    field = Field(defined(NETWORK), nothing, nothing, nothing, true, (; f = ((Float64, 40),)))
     weights = [sin(i + 2j) for i in 1:40, j in 1:40]
     ens = Trajectories(;
         u0 = [cos(i * j) for i in 1:40, j in 1:2], own = [1.0 2.0], shared = vec(weights),

@@ -14,8 +14,8 @@ include("asking.jl")
 include("problems.jl")
 
 const PARTS = (
-    "primitives", "fields", "solving", "codes", "callbacks", "mass_matrices", "adjoints", "places",
-    "requests", "gpu", "code",
+    "primitives", "fields", "solving", "codes", "callbacks", "mass_matrices", "adjoints", "noise",
+    "places", "requests", "gpu", "code",
 )
 
 @testset verbose = true "EnsembleODE" begin

@@ -32,7 +32,7 @@ from .lacks_in_julia import (
     ON_GPUS,
     shared_on_gpus,
 )
-from .lacks_with_noise import noise_in_compiled, noise_in_diffrax
+from .lacks_with_noise import noise_in_compiled, noise_in_diffrax, noise_in_julia
 from .requested_solve import RequestedSolve
 from .tuning import MOST_COLUMN_STEPS
 
@@ -243,7 +243,7 @@ LACKS: tuple[Lack, ...] = (
     # Solvers and their options.
     Lack(NOISE, noise_in_compiled, ("compiled",), words="yes"),
     Lack(NOISE, noise_in_diffrax, ("diffrax",), words="its own methods"),
-    Lack(NOISE, "it solves no stochastic problems here: leave engine out.", ("julia",)),
+    Lack(NOISE, noise_in_julia, ("julia",), words="yes"),
     Lack("half precision", _as_dtype, ("compiled", "julia")),
     Lack("every solver", _of_other_engines("compiled"), ("compiled",)),
     Lack("every solver", _of_diffrax, ("diffrax",)),
@@ -372,6 +372,7 @@ LACKS: tuple[Lack, ...] = (
         for feature, what in {
             CALLBACKS: "callbacks, and engine='julia' has no derivatives of what they do",
             MASS: "a mass_matrix, and engine='julia' has no derivatives with one",
+            NOISE: "noise, and engine='julia' has no derivatives with it",
         }.items()
     ),
     Lack(

@@ -26,6 +26,8 @@ class Engine(abc.ABC):
     - `chooses`: whether rows have only the components that are saved (`Plan.chosen`).
     - `closed`: whether all its solves are this library's own primitives, which are closed under
         differentiation (see `derivatives/primitives.py`).
+    - `noise_in_field`: whether the field of a stochastic problem is the step of its method, with
+        the noise in it (see `plan/stochastic_field.py`); else it is the drift, beside `Plan.noise`.
     - `numbers_apart`: whether a numeric literal in `f` should become a constant of its program:
         then another number compiles nothing, and the bits are the same.
 
@@ -48,6 +50,7 @@ class Engine(abc.ABC):
     on_gpu: ClassVar[bool] = False
     chooses: ClassVar[bool] = False
     closed: ClassVar[bool] = False
+    noise_in_field: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
     rows: ClassVar[Callable[[Plan, TrajectoryNumbers, Any], list] | None] = None
     pull_back: ClassVar[Callable[..., list] | None] = None

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...plan.noise import is_adaptive, JUMPS
 from ...solvers import ODESolver, SDESolver
+from .lacks_in_julia import ON_GPUS
 from .requested_solve import RequestedSolve
 
 
@@ -49,6 +50,35 @@ def _adaptive_noise(asked: RequestedSolve) -> str | None:
         return f"adaptive steps of a stochastic problem don't end at known times: {remedy}"
     if events is not None and events.continuous:
         return f"adaptive steps of a stochastic problem can't be cut by an event: {remedy}"
+    return None
+
+
+def noise_in_julia(asked: RequestedSolve) -> str | None:
+    noise: Any = asked.every.noise
+    if noise.kind == JUMPS:
+        return "it solves no JumpProblem: leave engine out."
+    if isinstance(asked.ensemblealg, ON_GPUS):
+        return (
+            f"{type(asked.ensemblealg).__name__} of DiffEqGPU has no noise: use EnsembleThreads()."
+        )
+    if noise.integrand is not None:
+        return "it has no integrands with noise: let f return what integrand does."
+    if noise.kept:
+        return "it keeps no path of the noise: leave save_noise out."
+    if asked.every.events is not None:
+        return "it has no callbacks with noise: leave engine out."
+    if asked.every.saving.mode == "steps":
+        return "it saves the steps of no stochastic solve: give saveat."
+    if asked.first_given("stops"):
+        return f"it has no {asked.first_given('stops')} with noise: leave engine out."
+    if asked.option("sensealg") is not None:
+        return "it has no derivatives with noise: leave sensealg or engine out."
+    adaptive = asked.option("adaptive")
+    if adaptive is None:
+        adaptive = asked.every.batched.dt is None
+    if noise.given and adaptive:
+        what = "a NoiseGrid" if "W" in noise.given else "a factor"
+        return f"adaptive steps draw their own noise, and there is {what}: pass dt alone."
     return None
 
 

@@ -115,6 +115,7 @@ class CompiledEngine(Engine):
     chooses = True
     closed = True
     shares_work = True
+    noise_in_field = True
     numbers_apart = True
     rows = staticmethod(solves.rows)
 

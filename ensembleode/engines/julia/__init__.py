@@ -4,6 +4,7 @@ The vector field is translated to Julia, so no Python is called while Julia solv
 ensemble algorithms run the ensembles, in this process or in a separate one.
 
 - `fields.py`: the vector field and its derivatives in Julia; `source.py` prints them.
+- `noise.py`: the diffusion in Julia, and the numbers that noise is drawn with.
 - `callbacks.py`: conditions and affects in Julia, and the events that Julia returns.
 - `methods.py`: the names of solvers and ensemble algorithms in Julia.
 - `numbers.py`: the arrays of a request, and results from the arrays that come back.
@@ -21,13 +22,17 @@ from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem.ensemble import EnsembleColumns
 from ...solvers import JuliaAlg
 from ...solvers.controllers import AbstractController, PIController
-from ...solvers.julia_alg import JuliaMethod
+from ...solvers.julia_alg import is_stochastic, JuliaMethod
 from ...solvers.method import Method as OwnMethod
 from ...solvers.norms import AbstractNorm
 from ...tracing.program import Static
 from ..base.checks import check_controller, check_steps
 from ..base.engine import Engine
 from . import environment, gradients as gradients, methods as methods, session
+
+
+# How the names of packages begin of which a solve loads one.
+_OF_METHODS = ("OrdinaryDiffEq", "PythonCall", "StochasticDiffEq")
 
 
 class PlacedJuliaMethod(NamedTuple):
@@ -71,12 +76,16 @@ class JuliaEngine(Engine):
         controller = options["stepsize_controller"]
         if isinstance(controller, PIController) and not known_by_name:
             controller = controller.for_method(alg.order, None)
-        ours = getattr(alg, "method", None)
+        description = methods.description(alg)
+        # (The step of a stochastic method is none of a field's.)
+        with_noise = is_stochastic(description)
+        ours = None if with_noise else getattr(alg, "method", None)
         if isinstance(controller, AbstractController) and ours is not None and ours.is_implicit:
             controller = controller.for_implicit()
         # A method of which only the name is known may need the derivatives.
-        implicit, stages = alg.implicit or known_by_name, alg.stages or 8
-        how = (methods.description(alg), adaptive, implicit, stages, chosen, controller)
+        implicit = not with_noise and (alg.implicit or known_by_name)
+        stages = alg.stages or 8
+        how = (description, adaptive, implicit, stages, chosen, controller)
         return Static(PlacedJuliaMethod(*how, options["internalnorm"], method=ours))
 
     def reads_form(self, method: Static) -> bool:
@@ -90,8 +99,9 @@ class JuliaEngine(Engine):
         """
         there = environment.inspected(environment.find())
         known = {*environment.METHODS, *environment.requirements(), "PythonCall"}
-        others = {name for name in known if name.startswith(("OrdinaryDiffEq", "PythonCall"))}
+        others = {name for name in known if name.startswith(_OF_METHODS)}
         others -= methods.packages(method.value.description)
+        others |= set() if is_stochastic(method.value.description) else environment.NOISE.keys()
         packages = {name: v for name, v in there.packages.items() if name not in others}
         return {"Julia": there.julia, **packages, **there.gpu}
 

@@ -51,7 +51,7 @@ CORE = {
     "OrdinaryDiffEqNonlinearSolve": "127b3ac7-2247-4354-8eb6-78cf4e7c58e8",
 }
 
-# The packages of methods that are used less often (`JuliaAlg`).
+# The packages of methods that are used less often (`JuliaAlg`), and of those for noise.
 METHODS = {
     "OrdinaryDiffEqAdamsBashforthMoulton": "89bda076-bce5-4f1c-845f-551c83cdda9a",
     "OrdinaryDiffEqBDF": "6ad6398a-0878-4a85-9266-38940aa047c8",
@@ -59,7 +59,12 @@ METHODS = {
     "OrdinaryDiffEqFeagin": "101fe9f7-ebb6-4678-b671-3a81e7194747",
     "OrdinaryDiffEqSSPRK": "669c94d9-1f4b-4b64-b377-1aa079aa2388",
     "OrdinaryDiffEqStabilizedRK": "358294b1-0aab-51c3-aafe-ad5ab194a2ad",
+    "StochasticDiffEqHighOrder": "0520c28c-50fd-4d16-9c96-902fc80b3bab",
+    "StochasticDiffEqLowOrder": "d15fe365-ce7f-450a-828a-7985bd5b681b",
 }
+
+# What the methods for noise depend on, and draw it by.
+NOISE = {"DiffEqNoiseProcess": "77a26b50-5914-5dd7-bc55-306e6241c503"}
 
 PYTHONCALL = "6099a3de-0909-46bc-b1f4-468b9a2dfc0d"
 INSTALL = "ensembleode julia install"
@@ -255,7 +260,7 @@ def inspect(julia: JuliaInstallation) -> Versions:
     **Raises:** `JuliaError` when Julia can't be run.
     """
     required = {name: package["uuid"] for name, package in requirements().items()}
-    named = required | METHODS | CORE | GPU | BACKENDS
+    named = required | METHODS | NOISE | CORE | GPU | BACKENDS
     named |= {"PythonCall": PYTHONCALL, "EnsembleODE": project_toml()["uuid"]}
     packages = [f"{name}={uuid}" for name, uuid in named.items()]
     try:
@@ -278,7 +283,7 @@ def inspect(julia: JuliaInstallation) -> Versions:
 
     return Versions(
         julia=versions["julia"],
-        packages=there(*required, *METHODS, *CORE, "PythonCall"),
+        packages=there(*required, *METHODS, *NOISE, *CORE, "PythonCall"),
         gpu=there(*GPU, *BACKENDS),
         ensembleode=next((folder for name, _, folder in lines if name == "EnsembleODE"), None),
     )

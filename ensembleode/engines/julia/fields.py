@@ -1,8 +1,9 @@
 """The vector field of a plan, with its derivatives, as Julia functions."""
 
+import contextlib
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +22,8 @@ _LARGEST_STATIC_JACOBIAN = 8
 
 
 class JuliaField(NamedTuple):
-    """A right-hand side in Julia, and its derivatives with respect to the state and the time.
+    """A right-hand side in Julia, its derivatives with respect to the state and the time, and the
+    diffusion of a stochastic problem.
 
     Either all of these functions store their results (`in_place`), or all return them. `inputs` is
     the layout of the parameters.
@@ -31,6 +33,7 @@ class JuliaField(NamedTuple):
     jac: JuliaDefinition | None
     tgrad: JuliaDefinition | None
     inputs: Inputs
+    g: JuliaDefinition | None = None
 
     @property
     def in_place(self) -> bool:
@@ -38,7 +41,7 @@ class JuliaField(NamedTuple):
 
     def as_table(self) -> dict[str, Any]:
         """The field's table in a request."""
-        functions = {"f": self.f, "jac": self.jac, "tgrad": self.tgrad}
+        functions = {"f": self.f, "jac": self.jac, "tgrad": self.tgrad, "g": self.g}
         tables = {role: x.as_table() for role, x in functions.items() if x is not None}
         return {"in_place": self.in_place, **tables}
 
@@ -82,7 +85,7 @@ def translate(
     """
     inputs = inputs_of(program, batched, rate is not None)
     size = math.prod(program.out_avals[0].shape)
-    try:
+    with _told("f"):
         if not implicit:
             return JuliaField(julia_source(lower(program.jaxpr, inputs)), None, None, inputs)
         jaxprs = (program.jaxpr, _jacobian(program, product), _time_derivative(program, rate))
@@ -90,15 +93,47 @@ def translate(
         functions = [lower(jaxpr, inputs, largest) for jaxpr in jaxprs]
         if largest and not all(fn.is_scalar for fn in functions):
             functions = [lower(jaxpr, inputs, 0) for jaxpr in jaxprs]
-    except UntranslatableError as e:
-        raise ValueError(
-            f"f can't be translated to Julia: it uses {e.what}, at {e.where}. Write that part "
-            "otherwise, or use another engine."
-        ) from e
     f, jac, tgrad = functions
     return JuliaField(
-        julia_source(f), julia_source(jac, "jac"), julia_source(tgrad, "tgrad"), inputs
+        julia_source(f),
+        julia_source(jac, "jac", columns=size),
+        julia_source(tgrad, "tgrad"),
+        inputs,
     )
+
+
+@functools.lru_cache(maxsize=256)
+def translate_stochastic(
+    drift: Program, diffusion: Program, batched: tuple[bool, ...], columns: int | None
+) -> JuliaField:
+    """Translate the drift and the diffusion of a stochastic problem, which have the same constants
+    and parameters.
+
+    **Arguments:** `columns`: the number of columns of a diffusion that is a matrix (see
+    `noise.diffusion`); None for one like the state.
+
+    **Raises:** `ValueError` for a function that can't be translated, as `translate`.
+    """
+    inputs = inputs_of(drift, batched)
+    with _told("f"):
+        f = lower(drift.jaxpr, inputs)
+    with _told("g"):
+        g = lower(diffusion.jaxpr, inputs)
+        if f.is_scalar != g.is_scalar:
+            f, g = (lower(x.jaxpr, inputs, 0) for x in (drift, diffusion))
+    return JuliaField(julia_source(f), None, None, inputs, julia_source(g, "g", columns=columns))
+
+
+@contextlib.contextmanager
+def _told(name: str) -> Iterator[None]:
+    """**Raises:** `ValueError` that says which function can't be translated, and why."""
+    try:
+        yield
+    except UntranslatableError as e:
+        raise ValueError(
+            f"{name} can't be translated to Julia: it uses {e.what}, at {e.where}. Write that part "
+            "otherwise, or use another engine."
+        ) from e
 
 
 def _jacobian(program: Program, product: Program | None) -> jex.Jaxpr:

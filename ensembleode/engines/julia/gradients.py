@@ -28,7 +28,7 @@ from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...problem import sensitivity
 from ...problem.number_table import of_kind
 from ...tracing.program import Program, trace
-from ..base.capabilities import CALLBACKS, MASS, no_derivative, STOPS
+from ..base.capabilities import CALLBACKS, MASS, no_derivative, NOISE, STOPS
 from ..base.results import numbers_of_each
 from ..derivatives.rates import rates
 from . import methods, session
@@ -43,9 +43,9 @@ _MOST_SENSITIVITIES = 20
 
 
 def differentiable(plan: Plan, lanes: TrajectoryNumbers, n: int) -> Result:
-    """Solve `n` trajectories; the result can be differentiated if there are neither callbacks nor a
-    mass matrix."""
-    for feature, given in ((CALLBACKS, plan.events), (MASS, plan.mass)):
+    """Solve `n` trajectories; the result can be differentiated if there are no callbacks, no mass
+    matrix and no noise."""
+    for feature, given in ((CALLBACKS, plan.events), (MASS, plan.mass), (NOISE, plan.noise)):
         if given is not None and (reason := no_derivative("julia", feature)):
             return solve_in_program(plan, lanes, n, reason)
     chosen = plan.method.value.sensealg

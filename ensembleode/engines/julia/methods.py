@@ -5,7 +5,7 @@ from typing import Any
 
 from ...ground.devices import cpu_devices
 from ...problem import ensemble
-from ...solvers import JuliaAlg, ODESolver
+from ...solvers import EM, JuliaAlg, ODESolver, RKMil
 from ...solvers.auto import AutoSwitch
 from ...solvers.controllers import AbstractController, PIController, PIDController
 from ...solvers.julia_alg import among, described, JuliaMethod, Val
@@ -23,6 +23,10 @@ def description(alg: ODESolver) -> JuliaMethod:
     if isinstance(alg, JuliaAlg):
         return alg.description
     name = type(alg).__name__
+    if isinstance(alg, EM):
+        return described(name)._replace(arguments=(alg.split,))
+    if isinstance(alg, RKMil):
+        return described(name)._replace(options=(("interpretation", alg.interpretation),))
     if isinstance(alg, AutoSwitch):
         stiff = described(type(alg.stiff).__name__)
         return described(name)._replace(arguments=(stiff,), options=tuple(alg.changed.items()))

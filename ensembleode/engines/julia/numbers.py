@@ -19,6 +19,7 @@ from ...solution.events import end_by
 from ..base.results import end_times
 from .callbacks import events_of, written_events
 from .fields import JuliaField
+from .noise import noise_arrays, parameters_read
 
 
 # The rows of the table of numbers that are arrays of a request under their own names.
@@ -30,8 +31,11 @@ def read_arrays(
 ) -> dict[str, np.ndarray]:
     """The numbers of `n` trajectories, as the arrays that Julia reads."""
     dtype, batched = plan.state.dtype, plan.batched
-    own, shared = _parameters(field, lanes, plan.batched.parameters, n)
+    read = [parameters_read(plan, x.parameters) for x in (lanes, batched)]
+    own, shared = _parameters(field, *read, n)
     arrays = {"own": own, "shared": shared}
+    if plan.noise is not None:
+        arrays |= noise_arrays(plan, plan.noise, lanes, n)
     for row in _ARRAYS:
         if (x := getattr(lanes, row.name)) is not None:
             is_number = row.kind in ("time", "step", "bound") or not getattr(batched, row.name)
@@ -55,13 +59,13 @@ def _array(x: np.ndarray, dtype: DTypeLike, shape: Sequence[int]) -> np.ndarray:
 
 
 def _parameters(
-    field: JuliaField, lanes: TrajectoryNumbers, batched: Sequence[bool], n: int
+    field: JuliaField, parameters: Sequence, batched: Sequence[bool], n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The parameters of each trajectory, `[trajectory, number]`, and the shared ones,
     `[number]`."""
     storage, own, shared = field.inputs.storage, [], []
     assert storage is not None
-    for x, is_own in zip(lanes.parameters, batched, strict=True):
+    for x, is_own in zip(parameters, batched, strict=True):
         x = np.ascontiguousarray(raw(x))
         as_bits = is_stored_as_bits(x.dtype, storage)
         x = x.view(storage) if as_bits else x.astype(storage, copy=False)

@@ -12,6 +12,7 @@ from ...plan.trajectory_numbers import TrajectoryNumbers
 from . import methods, session
 from .callbacks import callbacks_as_table
 from .fields import JuliaField, translate
+from .noise import noise_as_table, stochastic_field
 from .numbers import read_arrays, result_of, written
 from .requests import JuliaRequest
 
@@ -29,6 +30,8 @@ def field_of(plan: Plan) -> JuliaField:
     **Raises:** `ValueError` for a field that can't be translated, or that can't run on a GPU.
     """
     method = plan.method.value
+    if plan.noise is not None:
+        return stochastic_field(plan, plan.noise)
     on_gpu = methods.is_gpu(method.place)
     # When an event cuts the step of a Rosenbrock method with static states, OrdinaryDiffEq
     # differentiates f itself, with dual numbers, which a translated function doesn't accept.
@@ -73,6 +76,7 @@ def solve_on_host(plan: Plan, lanes: TrajectoryNumbers, n: int) -> dict[str, np.
     saving = {"mode": plan.saving.mode, "start": plan.saving.start}
     options = {**options_of(plan, n), **saving, "field": field.as_table()}
     options["callbacks"] = callbacks_as_table(plan, field.inputs)
+    options["noise"] = None if plan.noise is None else noise_as_table(plan, plan.noise)
     session.start().run(JuliaRequest("solve", options, read_arrays(plan, field, lanes, n), room))
     return room
 

@@ -16,7 +16,7 @@ from ...fields import ir
 from ...fields.walking import buffers_of, expressions, loads, parts
 
 
-Role = Literal["f", "jac", "tgrad", "part"]
+Role = Literal["f", "jac", "tgrad", "g", "part"]
 
 # The arguments of a part of a callback besides the state, the parameters and the time.
 EXTRAS = ("uprev", "tprev", "mask")
@@ -47,14 +47,20 @@ class JuliaDefinition(NamedTuple):
         }
 
 
-def julia_source(fn: ir.Function, role: Role = "f") -> JuliaDefinition:
+def julia_source(
+    fn: ir.Function, role: Role = "f", *, columns: int | None = None
+) -> JuliaDefinition:
     """The source of a function; equal functions have equal names.
 
-    **Arguments:** `role`: the use that a solver makes of the function. A Jacobian is given
-    transposed, because its row-major order then is Julia's column-major order. A `part` of a
-    callback has the further arguments `EXTRAS`, returns its result, and allocates its memory.
+    **Arguments:**
+
+    - `role`: the use that a solver makes of the function. A `part` of a callback has the further
+        arguments `EXTRAS`, returns its result, and allocates its memory.
+    - `columns`: the number of columns of a result that is a matrix; None for a vector. The function
+        returns the matrix transposed, because its row-major order then is Julia's column-major
+        order.
     """
-    body = list(_body(fn, role))
+    body = list(_body(fn, role, columns))
     digest = hashlib.sha256("\n".join([*body, *map(str, fn.tables)]).encode()).hexdigest()[:16]
     name = f"{role}_{digest}"
     in_place = not (fn.is_scalar or role == "part")
@@ -73,7 +79,7 @@ def julia_source(fn: ir.Function, role: Role = "f") -> JuliaDefinition:
 #
 
 
-def _body(fn: ir.Function, role: Role) -> Iterator[str]:
+def _body(fn: ir.Function, role: Role, columns: int | None) -> Iterator[str]:
     if any(b.group == "forward" for b in buffers_of(fn)):
         yield "forward = p.forward(t)"
     printer = _JuliaPrinter([dtype for dtype, _ in fn.work])
@@ -88,9 +94,8 @@ def _body(fn: ir.Function, role: Role) -> Iterator[str]:
         yield from printer.block(fn.body)
         dtype = TYPES[fn.dtype.name]
         kind = f"SVector{{{fn.size}, {dtype}}}"
-        if role == "jac":
-            n = round(fn.size**0.5)
-            kind = f"SMatrix{{{n}, {n}, {dtype}}}"
+        if columns is not None:
+            kind = f"SMatrix{{{fn.size // columns}, {columns}, {dtype}}}"
         yield f"return {kind}({', '.join(map(printer.expr, fn.outputs))})"
     else:
         if role == "part":

@@ -126,7 +126,7 @@ def test_project_and_juliapkg_agree():
     assert {name: package["version"] for name, package in packages.items()} == {
         name: project["compat"][name] for name in registered
     }
-    assert project["weakdeps"] == environment.GPU
+    assert project["weakdeps"] == environment.GPU | environment.NOISE
     assert project["compat"].keys() == {*project["deps"], *project["weakdeps"], "Test", "julia"}
     assert project["compat"]["julia"] == ".".join(map(str, environment.OLDEST))
 

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import threading
 import time
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -21,7 +22,7 @@ import pytest
 import ensembleode as eo
 from ensembleode.engines.julia import environment, methods, session
 from ensembleode.engines.julia.environment import JuliaError
-from ensembleode.solvers.julia_alg import FIXED_STEP, PACKAGES
+from ensembleode.solvers.julia_alg import FIXED_STEP, is_stochastic, PACKAGES
 
 from ...marks import julia_marks, why_no_julia
 from ...problems import lorenz, lotka_volterra, mlp, network
@@ -192,8 +193,10 @@ def documented():
 @pytest.mark.quick_cases(1)
 @pytest.mark.parametrize("text", list(documented()))
 def test_what_is_documented_of_julia_alg(text):
-    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(2), (0.0, 1.0), 1.0)
-    alg = eo.JuliaAlg(text)
+    alg, about = eo.JuliaAlg(text), (jnp.ones(2), (0.0, 1.0), 1.0)
+    prob: Any = eo.ODEProblem(lambda u, p, t: -p * u, *about)
+    if is_stochastic(alg.description):
+        prob = eo.SDEProblem(prob.f, lambda u, p, t: 1e-5 * u, *about)
     options = {"dt": 1e-3} if alg.fixed_step else {}
     sol = eo.solve(prob, alg, abstol=1e-8, reltol=1e-8, **options)
     assert sol.retcode == eo.ReturnCode.Success
