@@ -81,7 +81,7 @@ _RENAMED = _by_name(
 )
 _STIFF_ELSEWHERE = "BDF Radau Radau5 CVODE_BDF CVODE ode15s ode23t ode23tb"
 _SWITCHING = "LSODA lsoda odeint AutoDP5"
-_STOCHASTIC = "LambaEM LambaEulerHeun SRIW2 SOSRI2 SOSRA2 SRA2 SRA3 ISSEM ImplicitEM DRI1"
+_STOCHASTIC_ELSEWHERE = "ISSEM ImplicitEM SKenCarp DRI1"
 _REACTIONS = "SSAStepper DiscreteProblem ConstantRateJump MassActionJump NRM RSSA DirectCR"
 _SYMPLECTIC = "VelocityVerlet VerletLeapfrog McAte5 KahanLi8 Yoshida6 SecondOrderODEProblem"
 _STIFF_PACKAGES = ("Rosenbrock", "SDIRK", "BDF", "FIRK", "StabilizedRK")
@@ -144,8 +144,6 @@ def instead_of(name: str) -> str | None:
     it."""
     if name in _THINGS:
         return _THINGS[name]
-    if name in _STOCHASTIC.split():
-        return "for an eo.SDEProblem there are eo.SOSRI(), eo.SOSRA(), eo.EM() and four others"
     if name in _REACTIONS.split():
         return "reactions are an eo.JumpProblem, solved by eo.Direct()"
     if name == "SDEFunction":
@@ -158,7 +156,10 @@ def instead_of(name: str) -> str | None:
 
         package = next((p for p, names in PACKAGES.items() if name in names.split()), None)
     is_stiff = any(kind in (package or "") for kind in _STIFF_PACKAGES)
-    if name in _RENAMED:
+    is_stochastic = (package or "").startswith("StochasticDiffEq")
+    if is_stochastic or name in _STOCHASTIC_ELSEWHERE.split():
+        text = "for an eo.SDEProblem there are eo.SOSRI(), eo.SOSRA(), eo.EM() and four others"
+    elif name in _RENAMED:
         text = f"here it is {_RENAMED[name]}"
     elif name in _SWITCHING.split():
         text = f"here {_SWITCHES} switches by itself"

@@ -1,8 +1,6 @@
 """PRNG keys among the parameters: they go with the trajectories, whatever `f` makes of them."""
 
 import functools
-from types import SimpleNamespace
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -156,8 +154,7 @@ def test_julia_is_given_their_integers():
 
     program, _ = trace(flat, u, (k, KEYS[0]), k)
     field = translate(program, (True, True))
-    lanes: Any = SimpleNamespace(parameters=[np.arange(3.0), KEYS])
-    own, shared = _parameters(field, lanes, (True, True), N)
+    own, shared = _parameters(field, [np.arange(3.0), KEYS], (True, True), N)
     np.testing.assert_array_equal(own[:, 0], np.arange(3.0))
     np.testing.assert_array_equal(own[:, 1:], jax.random.key_data(KEYS))
     assert not shared.size
