@@ -18,7 +18,7 @@ from ..ground.state_tree import StateTree
 from ..problem.jump_problem import JumpProblem
 from ..problem.stochastic import NoiseGrid, SDEProblem, WienerProcess
 from ..solvers import Direct, EM, JuliaAlg, SDESolver, SOSRA, SOSRI, Tsit5
-from ..solvers.julia_alg import is_stochastic
+from ..solvers.julia_alg import draws, is_stochastic, OF_EULER
 from ..tracing.evaluation import equations
 from ..tracing.program import is_inexact, is_tracer, Program
 
@@ -316,33 +316,63 @@ def _not_for(alg: Any, noise: NoiseTerms) -> str | None:
         return (
             "Euler of diffrax is eo.EM(split=False) here: pass that." if name == "Euler" else None
         )
-    if isinstance(alg, JuliaAlg) and is_stochastic(alg.description):
-        return None  # Julia knows for which noise.
     if isinstance(alg, Direct):
         return "Direct is for an eo.JumpProblem, and this is an SDEProblem: leave alg out."
-    if not isinstance(alg, SDESolver):
+    needs = _needs_of(alg)
+    if needs is None:
         return (
             f"{name} is for ODEs, and this is an SDEProblem: leave alg out, or pass eo.SOSRI() "
             "(diagonal or scalar noise), eo.SOSRA() (additive), or eo.EM() (any)."
         )
-    if noise.kind not in alg.noises:
+    name = needs.name
+    if noise.kind not in needs.kinds:
         return (
-            f"{name} is for {' or '.join(alg.noises)} noise, and this one is {noise.kind}: pass "
+            f"{name} is for {' or '.join(needs.kinds)} noise, and this one is {noise.kind}: pass "
             "eo.EM(), or eo.EulerHeun() (Stratonovich)."
         )
-    if noise.is_correlated and alg.order > 0.5 and not alg.additive:
+    if noise.is_correlated and needs.independent:
         return f"{name} is for independent noises, and WienerProcess has a factor: pass eo.EM()."
-    if alg.additive and not noise.is_additive:
+    if needs.additive and not noise.is_additive:
         return (
             f"{name} is for additive noise, and g depends on the state u: pass eo.SOSRI(), or "
             "eo.EM()."
         )
-    if alg.draws > 1 and "W" in noise.given and "Z" not in noise.given:
+    if needs.draws > 1 and "W" in noise.given and "Z" not in noise.given:
         return (
             f"{name} uses a second process: NoiseGrid needs Z, too (sol.Z of a solve with "
             "save_noise=True)."
         )
     return None
+
+
+class _NeedsOfMethod(NamedTuple):
+    """Which noise a method is for.
+
+    - `kinds`: its kinds; `additive`: whether it has to be additive; `independent`: whether its
+        components have to be independent.
+    - `draws`: how many processes the method draws.
+    """
+
+    name: str
+    kinds: tuple[str, ...]
+    additive: bool
+    independent: bool
+    draws: int
+
+
+def _needs_of(alg: Any) -> _NeedsOfMethod | None:
+    """Which noise a method is for; None for a method that is for none."""
+    if isinstance(alg, SDESolver):
+        independent = alg.order > 0.5 and not alg.additive
+        name = type(alg).__name__
+        return _NeedsOfMethod(name, alg.noises, alg.additive, independent, alg.draws)
+    if not isinstance(alg, JuliaAlg) or not is_stochastic(alg.description):
+        return None
+    name = alg.description.name
+    additive = "SRA" in name  # SRA1, SOSRA and their kind
+    independent = not additive and name not in OF_EULER
+    kinds = SDESolver.noises[:2] if independent else SDESolver.noises
+    return _NeedsOfMethod(f"JuliaAlg({name})", kinds, additive, independent, draws(alg.description))
 
 
 def is_of_diffrax(alg: Any) -> bool:

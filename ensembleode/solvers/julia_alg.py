@@ -76,6 +76,10 @@ def described(name: str) -> JuliaMethod:
     return JuliaMethod(name, _PACKAGE_OF[name])
 
 
+# Those methods for noise of any kind whose strong order is 1/2.
+OF_EULER = frozenset({"EM", "EulerHeun", "LambaEM", "LambaEulerHeun", "SimplifiedEM"})
+
+
 def is_stochastic(method: JuliaMethod) -> bool:
     """Whether a method is for equations with noise."""
     return method.package.startswith("StochasticDiffEq")

@@ -139,6 +139,20 @@ def test_a_method_for_noise_needs_noise():
         eo.solve(prob, eo.JuliaAlg("SOSRI()"), engine="julia")
 
 
+@pytest.mark.parametrize(
+    ("text", "prob", "words"),
+    [
+        ("SRA2()", brownian(), "additive"),
+        ("SRIW2()", brownian(matrix, decay, **MATRIX), "diagonal or scalar"),
+        ("SOSRI2()", brownian(noise=CORRELATED), "independent"),
+        ("Tsit5()", brownian(), "for ODEs"),
+    ],
+)
+def test_noise_that_a_method_is_not_for(text, prob, words):
+    with pytest.raises(ValueError, match=words):
+        eo.solve(prob, eo.JuliaAlg(text), dt=0.1)
+
+
 @on_julia().marks[1]
 @pytest.mark.julia
 def test_what_is_refused():
