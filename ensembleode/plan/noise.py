@@ -360,7 +360,7 @@ class _NeedsOfMethod(NamedTuple):
     draws: int
 
 
-def _needs_of(alg: Any) -> _NeedsOfMethod | None:
+def _needs_of(alg: object) -> _NeedsOfMethod | None:
     """Which noise a method is for; None for a method that is for none."""
     if isinstance(alg, SDESolver):
         independent = alg.order > 0.5 and not alg.additive

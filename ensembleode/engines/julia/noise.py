@@ -6,6 +6,7 @@ from typing import Any
 
 import jax.tree_util as jtu
 import numpy as np
+from jax import Array
 
 from ...fields import staged
 from ...plan.noise import NoiseTerms
@@ -35,7 +36,7 @@ def stochastic_field(plan: Plan, noise: NoiseTerms) -> JuliaField:
     diffusion = _without_numbers(noise.diffusion, noise)
     is_matrix = noise.kind == "general"
 
-    def rows(consts: Sequence, u: Any, p: Sequence, t: Any) -> Any:
+    def rows(consts: Sequence, u: Array, p: Sequence, t: Array) -> Array:
         found = noise.rows(diffusion(consts, u, p, t))
         return found.reshape(-1, noise.size).T if is_matrix else found
 
