@@ -33,7 +33,8 @@ from .implicit_form import ImplicitForm
 from .noise import JUMPS, NoiseNumbers, NoiseTerms
 
 
-# The streams of random numbers that a trajectory has, of each of its runs.
+# The streams of random numbers that a trajectory has, of each of its runs. (Julia's `noise.jl` has
+# the same increments, and draws seeds from stream 3.)
 _INCREMENTS, _REACTIONS, _PIECES, _STREAMS = 0, 1, 2, 8
 
 

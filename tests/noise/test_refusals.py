@@ -31,6 +31,21 @@ REFUSED = {
     "EM is for an eo.SDEProblem": lambda: eo.solve(
         eo.ODEProblem(decay, [1.0], (0.0, 1.0), {"a": 1.0}), eo.EM(), adaptive=False, dt=0.1
     ),
+    r"SOSRI\(\) is for an eo.SDEProblem": lambda: eo.solve(
+        eo.ODEProblem(decay, [1.0], (0.0, 1.0), {"a": 1.0}), eo.JuliaAlg("SOSRI()"), engine="julia"
+    ),
+    "JuliaAlg is for ODEs": lambda: eo.solve(brownian(), eo.JuliaAlg("Tsit5()"), dt=0.1),
+    r"JuliaAlg\(SRA2\) is for additive": lambda: eo.solve(
+        brownian(), eo.JuliaAlg("SRA2()"), dt=0.1
+    ),
+    r"JuliaAlg\(SRIW2\) is for diagonal or scalar": lambda: eo.solve(
+        brownian(matrix, decay, noise_rate_prototype=np.zeros((2, 3))),
+        eo.JuliaAlg("SRIW2()"),
+        dt=0.1,
+    ),
+    r"JuliaAlg\(SOSRI2\) is for independent": lambda: eo.solve(
+        brownian(noise=eo.WienerProcess(factor=np.eye(2))), eo.JuliaAlg("SOSRI2()"), dt=0.1
+    ),
     "dt is missing": lambda: eo.solve(brownian(), eo.EM()),
     "has no error estimate": lambda: eo.solve(brownian(), eo.EM(), dt=0.1, adaptive=True),
     "can't be cut by an event": lambda: eo.solve(

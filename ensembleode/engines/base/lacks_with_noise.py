@@ -28,16 +28,20 @@ def noise_in_compiled(asked: RequestedSolve) -> str | None:
             return "a JumpProblem has no ContinuousCallback: use a DiscreteCallback, with dt."
     if asked.by("GaussAdjoint"):
         return "sensealg=GaussAdjoint() is for ODEs: leave it out."
-    has_dt = asked.every.batched.dt is not None
     if not isinstance(asked.alg, ODESolver):
         return "it runs ensembleode's own solvers."
-    if isinstance(asked.alg, SDESolver) and is_adaptive(
-        asked.alg, asked.option("adaptive"), has_dt
-    ):
+    if isinstance(asked.alg, SDESolver) and _is_adaptive(asked):
         if not asked.alg.adaptive:
             return f"{type(asked.alg).__name__} has no error estimate: pass dt, and no adaptive."
         return _adaptive_noise(asked)
     return None
+
+
+def _is_adaptive(asked: RequestedSolve) -> bool:
+    """Whether a method of this library or of Julia has steps that adapt."""
+    has_dt = asked.every.batched.dt is not None
+    is_known = isinstance(asked.alg, ODESolver)
+    return is_known and is_adaptive(asked.alg, asked.option("adaptive"), has_dt)
 
 
 def _adaptive_noise(asked: RequestedSolve) -> str | None:
@@ -73,10 +77,7 @@ def noise_in_julia(asked: RequestedSolve) -> str | None:
         return f"it has no {asked.first_given('stops')} with noise: leave engine out."
     if asked.option("sensealg") is not None:
         return "it has no derivatives with noise: leave sensealg or engine out."
-    adaptive = asked.option("adaptive")
-    if adaptive is None:
-        adaptive = asked.every.batched.dt is None
-    if noise.given and adaptive:
+    if noise.given and _is_adaptive(asked):
         what = "a NoiseGrid" if "W" in noise.given else "a factor"
         return f"adaptive steps draw their own noise, and there is {what}: pass dt alone."
     return None

@@ -102,7 +102,6 @@ def translate(
     )
 
 
-@functools.lru_cache(maxsize=256)
 def translate_stochastic(
     drift: Program, diffusion: Program, batched: tuple[bool, ...], columns: int | None
 ) -> JuliaField:
@@ -110,7 +109,7 @@ def translate_stochastic(
     and parameters.
 
     **Arguments:** `columns`: the number of columns of a diffusion that is a matrix (see
-    `noise.diffusion`); None for one like the state.
+    `noise.field_with_noise`); None for one like the state.
 
     **Raises:** `ValueError` for a function that can't be translated, as `translate`.
     """

@@ -1,6 +1,7 @@
 """The noise of stochastic problems in requests: the diffusion in Julia, and the numbers that Julia
 draws the noise with (see `julia/src/noise.jl`)."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,13 +27,16 @@ def parameters_read(plan: Plan, parameters: Sequence) -> list:
     return [*parameters[: plan.noise.first], *parameters[n:]]
 
 
-def stochastic_field(plan: Plan, noise: NoiseTerms) -> JuliaField:
+@functools.lru_cache(maxsize=256)
+def field_with_noise(drift: Program, noise: NoiseTerms, batched: tuple[bool, ...]) -> JuliaField:
     """The translated drift and diffusion.
+
+    **Arguments:** `batched`: for each of the numbers that they read, whether it differs by
+    trajectory.
 
     **Raises:** `ValueError` for one that can't be translated.
     """
-    assert isinstance(plan.field, Program)
-    drift = _without_numbers(plan.field, noise)
+    drift = _without_numbers(drift, noise)
     diffusion = _without_numbers(noise.diffusion, noise)
     is_matrix = noise.kind == "general"
 
@@ -41,7 +45,6 @@ def stochastic_field(plan: Plan, noise: NoiseTerms) -> JuliaField:
         return found.reshape(-1, noise.size).T if is_matrix else found
 
     values = program_of(staged(diffusion, rows), jtu.tree_structure(0), rules=True)
-    batched = tuple(parameters_read(plan, plan.batched.parameters))
     return translate_stochastic(drift, values, batched, noise.size if is_matrix else None)
 
 

@@ -12,7 +12,7 @@ from ...plan.trajectory_numbers import TrajectoryNumbers
 from . import methods, session
 from .callbacks import callbacks_as_table
 from .fields import JuliaField, translate
-from .noise import noise_as_table, stochastic_field
+from .noise import field_with_noise, noise_as_table, parameters_read
 from .numbers import read_arrays, result_of, written
 from .requests import JuliaRequest
 
@@ -31,7 +31,8 @@ def field_of(plan: Plan) -> JuliaField:
     """
     method = plan.method.value
     if plan.noise is not None:
-        return stochastic_field(plan, plan.noise)
+        read = parameters_read(plan, plan.batched.parameters)
+        return field_with_noise(plan.field, plan.noise, tuple(read))
     on_gpu = methods.is_gpu(method.place)
     # When an event cuts the step of a Rosenbrock method with static states, OrdinaryDiffEq
     # differentiates f itself, with dual numbers, which a translated function doesn't accept.

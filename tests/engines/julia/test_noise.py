@@ -7,9 +7,11 @@ import pytest
 
 import ensembleode as eo
 
-from ...marks import on_julia
+from ...marks import julia_marks
 from ...noise.problems import brownian, constant, decay, for_method, matrix, METHODS, rising
 
+
+pytestmark = julia_marks()
 
 PLACES = {
     "serial": eo.EnsembleSerial(),
@@ -25,7 +27,7 @@ def of_time(u, p, t):
 SCALAR = eo.WienerProcess(scalar=True)
 CORRELATED = eo.WienerProcess(factor=jnp.array([[1.0, 0.0], [0.6, 0.8]]))
 MATRIX = {"noise_rate_prototype": jnp.zeros((2, 3))}
-# A problem, a method for it, and the tolerance with which the paths agree.
+# A problem, and a method for it.
 KINDS = {
     "scalar": (brownian(noise=SCALAR), eo.SOSRI()),
     "matrix": (brownian(matrix, decay, **MATRIX), eo.EM()),
@@ -55,26 +57,26 @@ def check_same(julia, compiled, rtol=1e-11):
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("name", [on_julia(x, id=x) for x in METHODS])
+@pytest.mark.parametrize("name", METHODS)
 def test_paths_of_the_compiled_engine(name):
     """Also where the last step is shorter than the others."""
     check_same(*both(for_method(METHODS[name]), METHODS[name]))
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("kind", [on_julia(x, id=x) for x in KINDS])
+@pytest.mark.parametrize("kind", KINDS)
 def test_kinds_of_noise(kind):
     check_same(*both(*KINDS[kind]))
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("place", [on_julia(x, id=x) for x in PLACES])
+@pytest.mark.parametrize("place", PLACES)
 def test_places(place):
     check_same(*both(brownian(), eo.SOSRI(), PLACES[place]))
 
 
 @pytest.mark.quick_cases(1)
-@pytest.mark.parametrize("batch_size", [on_julia(x) for x in (None, 1, 2)])
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
 def test_batches_and_times_of_each_trajectory(batch_size):
     def prob_func(prob, ctx):
         return eo.remake(prob, tspan=(0.0, 1.0 + 0.1 * ctx.index))
@@ -82,8 +84,6 @@ def test_batches_and_times_of_each_trajectory(batch_size):
     check_same(*both(brownian(), eo.EM(), prob_func=prob_func, batch_size=batch_size, saveat=None))
 
 
-@on_julia().marks[1]
-@pytest.mark.julia
 def test_single_precision():
     prob = brownian()
     single = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), (prob.u0, prob.p))
@@ -91,8 +91,6 @@ def test_single_precision():
     check_same(*both(prob, eo.SRIW1()), rtol=1e-5)
 
 
-@on_julia().marks[1]
-@pytest.mark.julia
 def test_paths_that_are_given():
     t = jnp.linspace(0.0, 1.0, 41)
     paths = jnp.cumsum(jax.random.normal(jax.random.key(0), (5, 2, 41, 2)) * 0.1, axis=2)
@@ -104,8 +102,6 @@ def test_paths_that_are_given():
     check_same(*both(start, eo.SOSRI(), prob_func=prob_func))
 
 
-@on_julia().marks[1]
-@pytest.mark.julia
 def test_adaptive_steps_have_the_distribution():
     """Their paths are Julia's own, another one for each trajectory and seed."""
     ens = eo.EnsembleProblem(brownian())
@@ -119,8 +115,6 @@ def test_adaptive_steps_have_the_distribution():
     assert not np.any(np.asarray(other.u[:, -1]) == np.asarray(sim.u[:, -1]))
 
 
-@on_julia().marks[1]
-@pytest.mark.julia
 def test_methods_by_their_names():
     ens = eo.EnsembleProblem(brownian(), rising)
     by_name = eo.solve(ens, eo.JuliaAlg("SRIW1()"), **OPTIONS)
@@ -133,28 +127,6 @@ def test_methods_by_their_names():
     assert abs(grown.mean() - np.exp(1.01)) < 4 * grown.std() / 2000**0.5 + 0.1
 
 
-def test_a_method_for_noise_needs_noise():
-    prob = eo.ODEProblem(decay, jnp.ones(2), (0.0, 1.0), {"a": 1.0})
-    with pytest.raises(ValueError, match=r"SOSRI\(\) is for an eo.SDEProblem"):
-        eo.solve(prob, eo.JuliaAlg("SOSRI()"), engine="julia")
-
-
-@pytest.mark.parametrize(
-    ("text", "prob", "words"),
-    [
-        ("SRA2()", brownian(), "additive"),
-        ("SRIW2()", brownian(matrix, decay, **MATRIX), "diagonal or scalar"),
-        ("SOSRI2()", brownian(noise=CORRELATED), "independent"),
-        ("Tsit5()", brownian(), "for ODEs"),
-    ],
-)
-def test_noise_that_a_method_is_not_for(text, prob, words):
-    with pytest.raises(ValueError, match=words):
-        eo.solve(prob, eo.JuliaAlg(text), dt=0.1)
-
-
-@on_julia().marks[1]
-@pytest.mark.julia
 def test_what_is_refused():
     ens = eo.EnsembleProblem(brownian())
     options = {"trajectories": 2, "dt": 0.1, "engine": "julia"}
