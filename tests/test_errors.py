@@ -216,7 +216,10 @@ SEVERAL = [
             "saveat must be a number or an array of times",
             lambda value=value: solve(saveat=value),
         )
-        for value in (["a", "b"], "all", {"a": 1}, 1j, True, [0.5 + 0.1j])
+        for value in (
+            *(["a", "b"], "all", {"a": 1}, 1j, True, [0.5 + 0.1j]),
+            np.array([0, 1], "timedelta64[s]"),
+        )
     ),
     case(
         TypeError,
@@ -606,8 +609,8 @@ VALUE_ERRORS = {
         callback=eo.ContinuousCallback(lambda u, t, i: t, eo.terminate), engine="diffrax"
     ),
     # Times to save
-    r"saveat has the time 1\.5, outside tspan=\(0, 1\)": lambda: solve(saveat=[0.5, 1.5]),
-    r"saveat has the time 1\.5, outside tspan=\(1, 0\)": lambda: solve(
+    r"saveat has the time 1\.5, outside tspan=\(0\.0, 1\.0\)": lambda: solve(saveat=[0.5, 1.5]),
+    r"saveat has the time 1\.5, outside tspan=\(1\.0, 0\.0\)": lambda: solve(
         prob=decay(BACKWARDS), saveat=[1.5, 0.5]
     ),
     "saveat has the time nan, outside": lambda: solve(saveat=[0.5, np.nan]),

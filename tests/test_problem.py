@@ -7,6 +7,7 @@ from typing import assert_type
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pandas as pd
 import pytest
 
 import ensembleode as eo
@@ -108,8 +109,11 @@ def test_remake_of_f_and_p():
             lambda p: p["k"],
         ),
         ((np.ones((2, 2)), -1.0), lambda x: (np.ones((2, 2)), x), lambda p: p[1]),
+        ({"k": -1.0}, lambda x: {"k": pd.Series(x, [7, 8, 9])}, lambda p: p["k"]),
+        ({"k": -1.0}, lambda x: dict(pd.DataFrame({"k": x}, [2, 1, 0])), lambda p: p["k"]),
+        ([-1.0, 2.0], lambda x: pd.DataFrame({"k": x, "n": 2.0}, [7, 8, 9]), lambda p: p[0]),
     ],
-    ids=["number", "none", "list", "dict", "tuple"],
+    ids=["number", "none", "list", "dict", "tuple", "series", "columns", "frame"],
 )
 def test_rows_for_each_trajectory(p, rows, read):
     """They are the trajectories of a `prob_func` that picks them."""

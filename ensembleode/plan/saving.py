@@ -187,15 +187,16 @@ def _as_times(saveat, t0, t1, dtype, *, may_end):
     xp: ModuleType = jnp if any(map(is_tracer, (saveat, t0, t1))) else np
     t0, t1 = (xp.asarray(t, dtype) for t in (t0, t1))
     meant, never = xp.isfinite(times), xp.where(t1 < t0, -np.inf, np.inf).astype(dtype)
-    times = xp.where(meant, _within_span(xp, xp.where(meant, times, t1), t0, t1), never)
+    # (Times from a file of single precision are rounded to that.)
+    given = saveat.dtype if saveat.dtype.kind == "f" else times.dtype
+    times = xp.where(meant, _within_span(xp, xp.where(meant, times, t1), t0, t1, given), never)
     if xp is jnp:
         return times
     lo, hi = min(t0, t1), max(t0, t1)
     outside = ~((times >= lo) & (times <= hi)) & (meant if may_end else True)
     if outside.any():
-        raise ValueError(
-            f"saveat has the time {saveat[outside].flat[0]:g}, outside tspan=({t0:g}, {t1:g})."
-        )
+        time = saveat[outside].flat[0]
+        raise ValueError(f"saveat has the time {time}, outside tspan=({t0}, {t1}).")
     earlier, later = times[..., :-1], times[..., 1:]
     if ((later < earlier) if t0 <= t1 else (later > earlier)).any():
         order = "decreasing, as time runs backwards here" if t1 < t0 else "increasing"
@@ -203,11 +204,13 @@ def _as_times(saveat, t0, t1, dtype, *, may_end):
     return times
 
 
-def _within_span(xp, times, t0, t1):
-    """The times, where those beyond an end by one or two roundings (of `arange`, for example) are
-    moved to that end. Derivatives with respect to a time stay with that time."""
+def _within_span(xp, times, t0, t1, given):
+    """The times, where those beyond an end by one or two roundings (of `arange`, for example; in
+    the dtype in which they were given) are moved to that end. Derivatives with respect to a time
+    stay with that time."""
     lo, hi = xp.minimum(t0, t1), xp.maximum(t0, t1)
-    close = 2 * rounding(t0, t1, times.dtype, xp)
+    coarser = max(times.dtype, given, key=lambda dtype: jnp.finfo(dtype).eps)
+    close = 2 * rounding(t0, t1, coarser, xp)
     beyond = xp.maximum(lo - times, times - hi)
     moved = xp.where((beyond > 0) & (beyond <= close), xp.clip(times, lo, hi), times)
     return moved if xp is np else times + jax.lax.stop_gradient(moved - times)

@@ -47,7 +47,7 @@ def check_real(value: Any, what: str) -> Any:
     import numpy as np  # imported here, since `--help` reads the table and needs no NumPy
 
     array = np.asarray(value)
-    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
+    if array.dtype.kind not in "fiu":  # (To NumPy, a span of time is a signed integer.)
         raise TypeError(what)
     return array
 

@@ -210,8 +210,9 @@ class EnsembleProblem(eqx.Module):
         to `solve`.
     - `p`: the parameters of all trajectories, like the problem's, with another first axis for each
         array that differs between trajectories. What has the shape that it has in the problem is
-        shared. (For a problem without parameters, every array has that axis.) If there is a
-        `prob_func`, it gets the problem with these numbers.
+        shared. (For a problem without parameters, every array has that axis. Rows of a Series or
+        a frame of pandas are counted by their positions.) If there is a `prob_func`, it gets the
+        problem with these numbers.
 
     **Raises:** `TypeError` for a `prob` that is not an `ODEProblem`, or functions with the
     wrong number of parameters; `ValueError` for `u_init` without `reduction`, and for `u0` and `p`
@@ -297,7 +298,8 @@ class _Rows(eqx.Module):
         counts: dict[str, int] = {}
 
         def is_own(name: str, x: ArrayLike, shape: tuple | None) -> bool:
-            if not eqx.is_array_like(x) or np.shape(x) == shape:
+            # (Series and frames of pandas are rows by their positions, as in data.)
+            if not (eqx.is_array_like(x) or hasattr(x, "__array__")) or np.shape(x) == shape:
                 return False
             if not np.ndim(x) or shape not in (None, np.shape(x)[1:]):
                 wanted = f"[trajectory, {', '.join(map(str, shape or ()))}]".replace(", ]", "]")

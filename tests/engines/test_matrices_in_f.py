@@ -10,6 +10,8 @@ import pytest
 import ensembleode as eo
 from ensembleode import ReturnCode
 
+from ..marks import slow_unless
+
 
 N = 5
 OPTIONS = {"abstol": 1e-9, "reltol": 1e-9, "saveat": [0.5, 1.0], "engine": "compiled"}
@@ -111,6 +113,31 @@ def test_second_derivatives(name, method):
         for solved in (by_engine, lambda ps: by_hand(field, 2, ps))
     ]
     np.testing.assert_allclose(*hessians, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("name", "method", "n"),
+    [
+        slow_unless((name, n) == ("solve", 2), name, method, n)
+        for name in ("solve", "inverse", "cholesky")
+        for method in ("Rosenbrock23", "Rodas5P")
+        for n in (2, 9)
+    ],
+)
+def test_both_modes_differentiate_the_same_steps(name, method, n):
+    """To rounding, though the steps are coarse: also where a method needs the Jacobian of f, whose
+    derivative is not that of how a linear system is solved."""
+    u0, field, alg = jnp.linspace(0.5, 1.0, n), FIELDS[name], getattr(eo, method)()
+
+    def end(p):
+        prob = eo.ODEProblem(field, u0 * p, (0.0, 1.0), p)
+        sol = eo.solve(prob, alg, abstol=1e-2, reltol=1e-2, engine="compiled")
+        return jnp.sum(jnp.sin(sol.u[-1]))
+
+    np.testing.assert_allclose(jax.grad(end)(3.0), jax.jacfwd(end)(3.0), rtol=1e-12)
+    if n == 2:
+        second = [jax.jacfwd(first(end))(3.0) for first in (jax.grad, jax.jacfwd)]
+        np.testing.assert_allclose(*second, rtol=1e-10)
 
 
 @pytest.mark.slow

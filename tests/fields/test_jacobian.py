@@ -21,7 +21,10 @@ def found(fn, u, p, *, apart):
     program, consts = trace(fn, u, p, jnp.asarray(T, u.dtype))
     made = jacobian(program, apart=apart)
     leaves, t = jtu.tree_leaves(p), jnp.asarray(T, u.dtype)
-    values = np.asarray(jax.jit(made)(consts, u, leaves, t))
+    values = np.asarray(
+        jax.jit(jax.core.eval_jaxpr, static_argnums=0)(made.jaxpr, consts, u, *leaves, t)[0]
+    )
+    np.testing.assert_allclose(jax.jit(made)(consts, u, leaves, t), values, rtol=1e-13, atol=1e-14)
     n = len(made.pattern)
     matrix = np.zeros((program.out_avals[0].size, u.size))
     for place, x in zip(made.pattern, values[:n], strict=True):
@@ -103,6 +106,41 @@ def test_cases(name, apart):
     assert made.has_dfdt == has_dfdt
     if apart and name not in ("in a loop",):
         assert len(made.pattern) == entries
+
+
+STEPS = jax.custom_jvp(lambda x: jnp.round(4 * x) / 4)
+STEPS.defjvp(lambda x, dx: (STEPS(*x), dx[0] * (1 + STEPS(*x))))
+RULED = {
+    "a rule that calls its function": lambda u, p: STEPS(p * u) * u[0] - u,
+    "a linear system": lambda u, p: jnp.linalg.solve(MATRIX + p * jnp.outer(u, jnp.sin(u)), u),
+    "an inverse": lambda u, p: jnp.linalg.inv(MATRIX + jnp.diag(p * u)) @ u,
+    "softplus": lambda u, p: MATRIX @ jax.nn.softplus(MATRIX @ u * p),
+    "a system and zeros": lambda u, p: u.at[:2].set(jnp.linalg.solve(MATRIX[:2, :2] * p, u[:2])),
+}
+
+
+@pytest.mark.quick_cases(2)
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("name", RULED)
+def test_its_derivatives_follow_the_rules_of_what_f_calls(name, apart):
+    """Those of JAX: not those of how a linear system, or a function with a rule, is computed."""
+    fn, u, p = RULED[name], jnp.array([0.3, -1.2, 2.5]), jnp.array(0.7)
+    program, consts = trace(lambda u, p, t: fn(u, p), u, p, jnp.asarray(T))
+    made = jacobian(program, apart=apart)
+    places = tuple(np.array(made.pattern).T)
+
+    def entries(u, p):
+        return made(consts, u, [p], jnp.asarray(T))[: len(made.pattern)]
+
+    def expected(u, p):
+        return jax.jacfwd(fn)(u, p)[places]
+
+    for mine, theirs in zip(
+        jax.jit(jax.jacrev(entries, (0, 1)))(u, p),
+        jax.jit(jax.jacfwd(expected, (0, 1)))(u, p),
+        strict=True,
+    ):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-13)
 
 
 def test_what_entries_have_in_common_is_computed_once():

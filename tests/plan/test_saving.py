@@ -257,6 +257,17 @@ def test_times_over_an_end_by_rounding_are_the_end_and_others_what_they_are(dtyp
         np.testing.assert_array_equal(times, np.clip(given, min(low, high), max(low, high)))
 
 
+@settings
+@hypothesis.given(span=spans())
+def test_times_of_single_precision_end_where_the_span_does(span):
+    """As they are read from a file: the last one may be rounded to beyond the end."""
+    t0, sign, step, intervals = span
+    t1 = t0 + sign * step * intervals
+    given = np.array([t0, t1], np.float32)
+    times = times_of(given, t0, t1, DOUBLE)
+    np.testing.assert_array_equal(times, np.clip(given.astype(DOUBLE), min(t0, t1), max(t0, t1)))
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_more_than_rounding_over_an_end_raises(dtype):
     for over in (-1e-4, 1.0001):

@@ -42,14 +42,19 @@ class Jacobian:
         vector: the entries, followed by the derivative with respect to time unless that is zero.
     - `pattern`: the places of the entries, row by row.
     - `has_dfdt`: whether the derivative with respect to time may be nonzero.
+    - `differentiable`: the same program with the derivative rules of the functions that it calls,
+        where `jaxpr` is without them, as it was taken apart; otherwise None.
+
+    As a function it computes the same numbers, and may be differentiated.
     """
 
     jaxpr: jex.Jaxpr
     pattern: tuple[tuple[int, int], ...]
     has_dfdt: bool
+    differentiable: jex.Jaxpr | None = None
 
     def __call__(self, consts: Sequence, u: Array, p: Sequence, t: Array) -> Array:
-        return jax.core.eval_jaxpr(self.jaxpr, consts, u, *p, t)[0]
+        return jax.core.eval_jaxpr(self.differentiable or self.jaxpr, consts, u, *p, t)[0]
 
 
 @functools.lru_cache(maxsize=256)
@@ -65,7 +70,8 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
             scalars = scalarise(linear, tuning.MOST_OPERATIONS_OF_JACOBIANS)
     if scalars is None or not _are_followed(field, scalars):
         return _of_arrays(field, product)
-    return _of_components(field, scalars)
+    made = _of_components(field, scalars)
+    return _with_rules(field, product, made) if _has_rules(linear) else made
 
 
 @functools.lru_cache(maxsize=256)
@@ -252,10 +258,42 @@ _SHORTCUTS: dict[str, Callable] = {
 def _of_arrays(field: Program, product: Program | None) -> Jacobian:
     places = _structure(field, product)
     pattern = tuple((i, j) for i, j in np.argwhere(places).tolist())
+    made = Jacobian(field.jaxpr, pattern, _has_time(field))
+    if is_reverse_only(field) or len(pattern) < places.size or not pattern:
+        return dc.replace(made, jaxpr=_in_arrays(field, product, places, made))
+    made = dc.replace(made, jaxpr=_in_arrays(field, product, places, made, at_once=True))
+    return _with_rules(field, product, made) if _has_rules(_linear(field, product)) else made
+
+
+def _with_rules(field: Program, product: Program | None, made: Jacobian) -> Jacobian:
+    places = _structure(field, product)
+    return dc.replace(made, differentiable=_in_arrays(field, product, places, made))
+
+
+def _has_rules(jaxpr: jex.Jaxpr) -> bool:
+    """Whether a program calls functions whose derivatives may be others than those of what they
+    compute. (The solution of a linear system is computed with constant factors.)"""
+    return any(eqn.primitive.name in _RULED for eqn in equations(jaxpr))
+
+
+_RULED = ("call_hi_primitive", "custom_jvp_call", "custom_linear_solve", "custom_vjp_call")
+
+
+def _in_arrays(
+    field: Program,
+    product: Program | None,
+    places: np.ndarray,
+    made: Jacobian,
+    *,
+    at_once: bool = False,
+) -> jex.Jaxpr:
+    """The program of the entries in the pattern of `made`, by operations on arrays. **Arguments:**
+    `places`: where the Jacobian may be nonzero; `at_once`: whether all components are taken along
+    at once, with what the field calls taken apart."""
+    pattern = made.pattern
     colours = coloured(places)
     n_colours = max(colours, default=-1) + 1
     state, _ = state_and_time(field)
-    has_dfdt = _has_time(field)
 
     def linear(consts, u, p, t):
         if product is not None:
@@ -278,18 +316,20 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
             rows = _pulled(lambda u: field(consts, u, p, t).reshape(-1), u)
             rows = rows.reshape(len(rows), -1)
             found += [rows[i, j].reshape(1) for i, j in pattern]
-        elif len(pattern) == places.size:
+        elif at_once:
             by_state = staged(field, linear, extra=[state])
             place = len(consts) + 1 + len(p)
             found.append(along_all_components(by_state, [*consts, u, *p, t], place).reshape(-1))
+        elif len(pattern) == places.size > 0:
+            found.append(by_colours(consts, u, p, t).T.reshape(-1))
         elif pattern:
             columns = by_colours(consts, u, p, t)
             found += [columns[colours[j], i].reshape(1) for i, j in pattern]
-        if has_dfdt:
+        if made.has_dfdt:
             found.append(_by_time(field, consts, u, p, t))
         return jnp.concatenate(found) if found else jnp.zeros(0, state.dtype)
 
-    return Jacobian(staged(field, entries), pattern, has_dfdt)
+    return staged(field, entries)
 
 
 def _by_time(field: Program, consts: PyTree, u: Array, p: PyTree, t: Array) -> Array:
