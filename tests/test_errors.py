@@ -444,6 +444,12 @@ TYPE_ERRORS = {
     r"prob_func must return an ODEProblem, got NoneType \(is a `return` missing\?\)": lambda: made(
         lambda prob, ctx: None
     ),
+    r"prob_func cannot assign to field 'u0'.*`return eo\.remake\(prob, u0=": lambda: made(
+        lambda prob, ctx: setattr(prob, "u0", prob.u0)
+    ),
+    r"affect of callback 0, .* cannot assign to field 'u'.*`return eo\.remake\(integrator, u=": (
+        lambda: with_callback(first, lambda integrator: setattr(integrator, "u", integrator.u))
+    ),
     r"output_func must return.*rerun a boolean; its rerun has the shape \(2,\)": lambda: output(
         lambda sol, ctx: (sol.u, sol.u[-1] > 0)
     ),

@@ -1,5 +1,6 @@
 """Tracing the functions of callbacks: the programs of `TracedCallbacks`."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -317,6 +318,11 @@ class Tracing:
             if "positional argument" not in str(e):
                 raise
             raise TypeError(f"{argument} of {name} can't be called: {e}") from e
+        except dataclasses.FrozenInstanceError as e:
+            raise TypeError(
+                f"{argument} of {name} {e}: an integrator doesn't change; write "
+                "`return eo.remake(integrator, u=...)`."
+            ) from e
         check_reads(f"{argument} of {name}", program, consts)
         check_once(
             fn,

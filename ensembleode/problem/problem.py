@@ -1,6 +1,7 @@
 """The problems that can be solved: an ODE problem, and an ensemble of ODE problems."""
 
 import contextlib
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, overload
@@ -357,15 +358,21 @@ class _Rows(eqx.Module):
 
 def _called(prob_func: Callable, prob: ODEProblem, ctx: EnsembleContext) -> ODEProblem:
     """The problem that a `prob_func` makes."""
-    if _takes_index(prob_func):
-        log_once(
-            "prob_func(prob, i, repeat) is called with i counted from 0 (Julia counts from 1); use "
-            "prob_func(prob, ctx) with ctx.sim_id for Julia's numbering."
-        )
-        new = prob_func(_own(prob), ctx.index, ctx.repeat)
-    else:
-        with said_of_context("prob_func(prob, ctx)"):
-            new = prob_func(_own(prob), ctx)
+    try:
+        if _takes_index(prob_func):
+            log_once(
+                "prob_func(prob, i, repeat) is called with i counted from 0 (Julia counts from 1); "
+                "use prob_func(prob, ctx) with ctx.sim_id for Julia's numbering."
+            )
+            new = prob_func(_own(prob), ctx.index, ctx.repeat)
+        else:
+            with said_of_context("prob_func(prob, ctx)"):
+                new = prob_func(_own(prob), ctx)
+    except dataclasses.FrozenInstanceError as e:
+        raise TypeError(
+            f"prob_func {e}: a problem's own fields don't change (what p holds may); write "
+            "`return eo.remake(prob, u0=...)`."
+        ) from e
     if not isinstance(new, ODEProblem):
         hint = " (is a `return` missing?)" if new is None else ""
         raise TypeError(
