@@ -13,7 +13,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 from jax import Array
 
-from ..equations import bind, called, DRAWN, ELEMENTWISE, interpreted
+from ..equations import bind, called, DRAWN, ELEMENTWISE, interpreted, RULED
 
 
 class _DiagonalTangent(NamedTuple):
@@ -52,9 +52,10 @@ def _equation(eqn: Any, args: Sequence[_Value]) -> list[_Value]:
     tangents = [x for x in args if isinstance(x, _DiagonalTangent | _EveryDirection)]
     if not tangents:
         return bind(eqn, args)
-    if (inner := called(eqn)) is not None:
-        return interpreted(inner, args, lambda x: x, _equation)
     name, size = eqn.primitive.name, eqn.outvars[0].aval.size
+    # (Calls with rules stay calls, as the result may be differentiated.)
+    if name not in RULED and (inner := called(eqn)) is not None:
+        return interpreted(inner, args, lambda x: x, _equation)
     diagonal = all(isinstance(x, _DiagonalTangent) for x in tangents)
     # All diagonals have as many components as the input.
     if diagonal and size == tangents[0].array.size and _keeps_diagonals(name, args):

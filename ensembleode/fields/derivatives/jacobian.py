@@ -27,7 +27,7 @@ from jaxtyping import PyTree
 from ...tracing.evaluation import equations
 from ...tracing.program import Program, program_of, structs_of
 from .. import tuning
-from ..equations import bind, reader
+from ..equations import bind, reader, RULED
 from ..scalarise import scalarise
 from ..staging import staged
 from .directions import along_all_components
@@ -71,7 +71,10 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
     if scalars is None or not _are_followed(field, scalars):
         return _of_arrays(field, product)
     made = _of_components(field, scalars)
-    return _with_rules(field, product, made) if _has_rules(linear) else made
+    if not any(eqn.primitive.name in RULED for eqn in equations(linear)):
+        return made
+    by_arrays = _in_arrays(field, product, made.pattern, made.has_dfdt)
+    return dc.replace(made, differentiable=by_arrays)
 
 
 @functools.lru_cache(maxsize=256)
@@ -258,39 +261,19 @@ _SHORTCUTS: dict[str, Callable] = {
 def _of_arrays(field: Program, product: Program | None) -> Jacobian:
     places = _structure(field, product)
     pattern = tuple((i, j) for i, j in np.argwhere(places).tolist())
-    made = Jacobian(field.jaxpr, pattern, _has_time(field))
-    if is_reverse_only(field) or len(pattern) < places.size or not pattern:
-        return dc.replace(made, jaxpr=_in_arrays(field, product, places, made))
-    made = dc.replace(made, jaxpr=_in_arrays(field, product, places, made, at_once=True))
-    return _with_rules(field, product, made) if _has_rules(_linear(field, product)) else made
-
-
-def _with_rules(field: Program, product: Program | None, made: Jacobian) -> Jacobian:
-    places = _structure(field, product)
-    return dc.replace(made, differentiable=_in_arrays(field, product, places, made))
-
-
-def _has_rules(jaxpr: jex.Jaxpr) -> bool:
-    """Whether a program calls functions whose derivatives may be others than those of what they
-    compute. (The solution of a linear system is computed with constant factors.)"""
-    return any(eqn.primitive.name in _RULED for eqn in equations(jaxpr))
-
-
-_RULED = ("call_hi_primitive", "custom_jvp_call", "custom_linear_solve", "custom_vjp_call")
+    has_dfdt = _has_time(field)
+    return Jacobian(_in_arrays(field, product, pattern, has_dfdt), pattern, has_dfdt)
 
 
 def _in_arrays(
     field: Program,
     product: Program | None,
-    places: np.ndarray,
-    made: Jacobian,
-    *,
-    at_once: bool = False,
+    pattern: Sequence[tuple[int, int]],
+    has_dfdt: bool,
 ) -> jex.Jaxpr:
-    """The program of the entries in the pattern of `made`, by operations on arrays. **Arguments:**
-    `places`: where the Jacobian may be nonzero; `at_once`: whether all components are taken along
-    at once, with what the field calls taken apart."""
-    pattern = made.pattern
+    """The program of the entries by operations on arrays, with the derivative rules of what the
+    field calls. The pattern holds all places of the Jacobian that aren't known to be zero."""
+    places = _structure(field, product)
     colours = coloured(places)
     n_colours = max(colours, default=-1) + 1
     state, _ = state_and_time(field)
@@ -316,16 +299,14 @@ def _in_arrays(
             rows = _pulled(lambda u: field(consts, u, p, t).reshape(-1), u)
             rows = rows.reshape(len(rows), -1)
             found += [rows[i, j].reshape(1) for i, j in pattern]
-        elif at_once:
+        elif len(pattern) == places.size:
             by_state = staged(field, linear, extra=[state])
             place = len(consts) + 1 + len(p)
             found.append(along_all_components(by_state, [*consts, u, *p, t], place).reshape(-1))
-        elif len(pattern) == places.size > 0:
-            found.append(by_colours(consts, u, p, t).T.reshape(-1))
         elif pattern:
             columns = by_colours(consts, u, p, t)
             found += [columns[colours[j], i].reshape(1) for i, j in pattern]
-        if made.has_dfdt:
+        if has_dfdt:
             found.append(_by_time(field, consts, u, p, t))
         return jnp.concatenate(found) if found else jnp.zeros(0, state.dtype)
 
