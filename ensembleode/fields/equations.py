@@ -41,9 +41,10 @@ CALLS = {
     "jit": "jaxpr",
     "remat2": "jaxpr",
 }
-# What is called with a derivative that may be another than that of what is computed: the solution
-# of a linear system, for one, is computed with factors that are taken for constants.
-RULED = ("call_hi_primitive", "custom_jvp_call", "custom_linear_solve", "custom_vjp_call")
+# What has a derivative that may be another than that of how it is computed in scalars: a linear
+# system is solved with factors that are taken for constants; and both branches are computed, of
+# which the one that is not taken may have no derivative.
+RULED = ("call_hi_primitive", "cond", "custom_jvp_call", "custom_linear_solve", "custom_vjp_call")
 
 
 def registers(rules: dict[str, _Rule]) -> Callable[[str], Callable[[_Rule], _Rule]]:

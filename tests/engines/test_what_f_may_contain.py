@@ -276,6 +276,26 @@ def test_an_ensemble_is_that_of_vmapped_diffrax(name):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("alg", [eo.Rosenbrock23(), eo.Rodas5P()], ids=["second", "fifth"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("solve", "network", "half defined", "one branch for all", "nested maps", "checkpoint"),
+        *("Jacobian", "reduced", "lineax LU", "Newton", "eigenvalues"),
+    ],
+)
+def test_both_modes_differentiate_the_same_coarse_steps(name, alg):
+    """To rounding, where a method needs the Jacobian of f: a part that one of them left out of it
+    would be as small as the error of a step."""
+
+    def loss(p):
+        prob = eo.ODEProblem(RUN[name], p * START, (0.0, 1.0), p)
+        return jnp.sum(eo.solve(prob, alg, abstol=1e-2, reltol=1e-2).u[-1] ** 2)
+
+    np.testing.assert_allclose(jax.grad(loss)(P), jax.jacfwd(loss)(P), rtol=1e-11)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("alg", [name for name in ALGORITHMS if name != "threads"])
 @pytest.mark.parametrize("name", ["lineax LU", "Newton", "checked", "callback with a rule"])
 def test_every_algorithm_runs_them(name, alg):

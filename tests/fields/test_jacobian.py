@@ -114,6 +114,7 @@ RULED = {
     "a rule that calls its function": lambda u, p: STEPS(p * u) * u[0] - u,
     "a linear system": lambda u, p: jnp.linalg.solve(MATRIX + p * jnp.outer(u, jnp.sin(u)), u),
     "an inverse": lambda u, p: jnp.linalg.inv(MATRIX + jnp.diag(p * u)) @ u,
+    "a branch": lambda u, p: lax.cond(u[0] > 1, lambda: jnp.sqrt(u - 1), lambda: p * u**2),
     "softplus": lambda u, p: MATRIX @ jax.nn.softplus(MATRIX @ u * p),
     "a system and zeros": lambda u, p: u.at[:2].set(jnp.linalg.solve(MATRIX[:2, :2] * p, u[:2])),
 }

@@ -42,8 +42,8 @@ class Jacobian:
         vector: the entries, followed by the derivative with respect to time unless that is zero.
     - `pattern`: the places of the entries, row by row.
     - `has_dfdt`: whether the derivative with respect to time may be nonzero.
-    - `differentiable`: the same program with the derivative rules of the functions that it calls,
-        where `jaxpr` is without them, as it was taken apart; otherwise None.
+    - `differentiable`: the same program with the derivative rules of what it calls, where `jaxpr`
+        is without them, as it was taken apart; otherwise None.
 
     As a function it computes the same numbers, and may be differentiated.
     """
