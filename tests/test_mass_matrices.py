@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
@@ -444,6 +445,26 @@ def test_derivatives_through_starts_that_are_found(derivative):
     x = jnp.array([0.9, 1.3])
     found = derivative(lambda x: of_found_start(x).u)(x)
     np.testing.assert_allclose(found, derivative(exact)(x), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_derivatives_through_starts_of_equations_with_branches():
+    """In both modes: the branch that isn't taken has no derivative."""
+
+    def f(u, p, t):
+        x, z = u
+        return jnp.stack([-p * x, lax.cond(x > 1, lambda: jnp.sqrt(x - 1), lambda: p * x) - z])
+
+    function = eo.ODEFunction(f, mass_matrix=np.diag([1.0, 0.0]))
+
+    def starts(ps):
+        prob = eo.ODEProblem(function, [0.7, 0.0], (0.0, 1.0), ps[0])
+        sim = eo.solve(eo.EnsembleProblem(prob, p=ps), eo.Rodas5P(), initializealg=BROWN)
+        return jnp.sum(sim.u[:, 0, 1] ** 2)
+
+    ps = jnp.array([0.5, 2.0])
+    for derivative in (jax.grad, jax.jacfwd):
+        np.testing.assert_allclose(derivative(starts)(ps), 2 * ps * 0.49, rtol=1e-9)
 
 
 @pytest.mark.slow

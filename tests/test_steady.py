@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import ensembleode as eo
 
@@ -199,6 +200,26 @@ def test_vmap():
     values, slopes = jax.jit(jax.vmap(lambda x: (at_rest(x), jax.jacfwd(at_rest)(x))))(xs)
     exact = lambda x: root(P | {"in": x})  # noqa: E731
     assert_close((values, slopes), (jax.vmap(exact)(xs), jax.vmap(jax.jacfwd(exact))(xs)))
+
+
+@pytest.mark.slow
+def test_branches():
+    """Of one that isn't taken, and has no derivative there, nothing is seen."""
+
+    def f(u, p, t):
+        return p - lax.cond(u[0] > 1, lambda: 2 * jnp.sqrt(u - 1) + 1, lambda: u)
+
+    def at_rest(ps):
+        prob = eo.ODEProblem(f, [0.3], (0.0, 1.0), ps[0])
+        return eo.steady_state(eo.EnsembleProblem(prob, p=ps)).u[:, 0].sum()
+
+    def exact(ps):
+        return jnp.where(ps > 1, ((ps - 1) / 2) ** 2 + 1, ps).sum()
+
+    ps = jnp.array([0.4, 0.7, 2.5])
+    assert_close(at_rest(ps), exact(ps))
+    for by in (jax.grad, jax.jacfwd, jax.hessian):
+        assert_close(by(at_rest)(ps), by(exact)(ps))
 
 
 @pytest.mark.slow

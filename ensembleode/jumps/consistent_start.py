@@ -19,6 +19,7 @@ from ..plan.trajectory_numbers import Trajectories
 from ..problem.callbacks import all_of, CallbackSet, PresetTimeCallback
 from ..problem.initialization import BrownFullBasicInit
 from ..solvers.mass_matrix import MassMatrix, mixing
+from ..tracing.branches import with_selected_branches
 from ..tracing.program import is_tracer, Program
 
 
@@ -89,8 +90,10 @@ def _started(
     def with_algebraic(z: Array) -> Array:
         return flat.at[columns].set(z).reshape(u.shape)
 
+    rate = with_selected_branches(field)
+
     def equations(z: Array) -> Array:
-        return field(numbers[:n], with_algebraic(z), tuple(numbers[n:]), t).reshape(-1)[rows]
+        return rate(numbers[:n], with_algebraic(z), tuple(numbers[n:]), t).reshape(-1)[rows]
 
     z = flat[columns]
     if is_reverse_only(field):

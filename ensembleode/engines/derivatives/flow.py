@@ -183,9 +183,14 @@ def _product_with_tangents(
 
 
 def at_numbers(
-    program: Program, field: Program, numbers: Sequence, places: Sequence[int], t: Array, *more: Any
+    program: Callable,
+    field: Program,
+    numbers: Sequence,
+    places: Sequence[int],
+    t: Array,
+    *more: Any,
 ) -> Callable:
-    """A program as a function of the state and of its numbers at these places."""
+    """A program of the field's numbers as a function of the state and of those at these places."""
     n = len(field.jaxpr.constvars)
 
     def at(state, *chosen):

@@ -29,6 +29,7 @@ from ...ground.retcode import is_successful, ReturnCode, was_ended
 from ...plan.plan import Plan, Result
 from ...plan.trajectory_numbers import TrajectoryNumbers
 from ...solution.events import End
+from ...tracing.branches import with_selected_branches
 from ...tracing.program import is_inexact, Program, substituted
 from ..base.results import numbers_of_each
 from .along import fit_for
@@ -173,7 +174,8 @@ class RestEquations:
     def rates(self, y: Array, given: RestInputs, t: Array) -> Array:
         """`f` as a vector of the components that come to rest."""
         u = jnp.concatenate([y, given.others]).reshape(self.shape)
-        rate = at_numbers(self.field, self.field, given.numbers, (), t)(u)
+        field = with_selected_branches(self.field)
+        rate = at_numbers(field, self.field, given.numbers, (), t)(u)
         return rate.reshape(-1)[: self.size]
 
     def massive(self, y: Array) -> Array:
