@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from hypothesis import given, settings, strategies as st
+from jax import lax
 
 import ensembleode as eo
 from ensembleode.fields.derivatives.elimination import factors_of

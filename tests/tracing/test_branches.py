@@ -17,7 +17,7 @@ def two(x, y):
 
 def three(x, y):
     way = jnp.clip(jnp.int32(x[0]), 0, 2)
-    return lax.switch(way, [lambda: x**2, lambda: jnp.log(x - 1) * y, lambda: y / x], *())
+    return lax.switch(way, [lambda: x**2, lambda: jnp.log(x - 1) * y, lambda: y / x])
 
 
 FUNCTIONS = {
@@ -29,6 +29,7 @@ FUNCTIONS = {
     "of whole numbers": lambda x, y: x * lax.cond(x[0] > 1, lambda i: i, lambda i: 2 * i, 3),
 }
 X, Y = jnp.array([[0.2, 0.7], [1.8, 1.9], [2.5, 3.0]]), jnp.array([0.5, 1.2, -0.3])
+ROWS = list(zip(X, Y, strict=True))
 
 
 @pytest.mark.quick_cases(3)
@@ -46,13 +47,13 @@ def test_derivatives_are_those_of_the_branch_that_is_taken(name):
         return jax.jit(jax.grad(lambda x, y: jnp.sum(jax.vmap(along(fn))(x, y)), (0, 1)))(X, Y)
 
     def one_by_one(fn):
-        each = [jax.grad(lambda x, y: jnp.sum(along(fn)(x, y)), (0, 1))(*at) for at in zip(X, Y)]
+        each = [jax.grad(lambda x, y: jnp.sum(along(fn)(x, y)), (0, 1))(*at) for at in ROWS]
         return jax.tree.map(lambda *xs: jnp.stack(xs), *each)
 
     def ours(x, y):
         return selected(consts, x, y)
 
-    np.testing.assert_array_equal(jax.vmap(ours)(X, Y), jnp.stack([fn(*at) for at in zip(X, Y)]))
+    np.testing.assert_array_equal(jax.vmap(ours)(X, Y), jnp.stack([fn(*at) for at in ROWS]))
     for got, expected in zip(mapped(ours), one_by_one(fn), strict=True):
         np.testing.assert_allclose(got, expected, rtol=1e-12, atol=1e-14)
 
