@@ -62,12 +62,12 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
     """The Jacobian of a field with respect to its state: by JAX, or from `product`, the user's
     program of the Jacobian times a direction, which is the last of `p`. `apart` says whether a
     small program may be taken apart into components."""
-    scalars = None
-    if apart and not is_reverse_only(field):
-        linear = _linear(field, product)
-        scalars = scalarise(linear)
-        if scalars is None and not _structure(field, product).all():
-            scalars = scalarise(linear, tuning.MOST_OPERATIONS_OF_JACOBIANS)
+    if not apart or is_reverse_only(field):
+        return _of_arrays(field, product)
+    linear = _linear(field, product)
+    scalars = scalarise(linear)
+    if scalars is None and not _structure(field, product).all():
+        scalars = scalarise(linear, tuning.MOST_OPERATIONS_OF_JACOBIANS)
     if scalars is None or not _are_followed(field, scalars):
         return _of_arrays(field, product)
     made = _of_components(field, scalars)
