@@ -91,7 +91,7 @@ def test_both_precisions_have_the_same_path():
     np.testing.assert_allclose(*paths, atol=1e-5)
 
 
-@pytest.mark.parametrize("n", [slow_unless(True, 20_000), slow_unless(False, 4_000_000)])
+@pytest.mark.parametrize("n", [slow_unless(True, 20_000), slow_unless(False, 2_000_000)])
 def test_numbers_are_normal_and_independent(n):
     """Moments, and correlations of neighbouring trajectories, steps, components and seeds."""
     prob = brownian(constant, lambda u, p, t: 0 * u, u0=(0.0, 0.0, 0.0))
