@@ -295,7 +295,7 @@ def of_each(prob, ctx):
             {"prob": BARE},
             {},
         ),
-        ("saveat has the time 2, outside", eo.SavingCallback(observed, [0.5, 2.0]), {}, {}),
+        (r"saveat has the time 2\.0, outside", eo.SavingCallback(observed, [0.5, 2.0]), {}, {}),
         (
             "changes p.*a component",
             eo.CallbackSet(SAVING, eo.PresetTimeCallback([0.3], raises_p)),
