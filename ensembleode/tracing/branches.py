@@ -10,28 +10,24 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jaxtyping import PyTree
+from jax.extend.core import JaxprEqn
 
-from .evaluation import bound_again, equations, evaluated, is_jaxpr, params_of, WITHIN
+from .evaluation import equations, evaluated_at_any_depth
 from .program import is_inexact, Program
 
 
 def with_selected_branches(program: Program) -> Callable:
     """The program as a function that may be differentiated, mapped, and differentiated again, in
     any order; the program itself where it has no branches."""
-    if not _has_branches(program.jaxpr):
+    if not any(map(_is_branch, equations(program.jaxpr))):
         return program
 
     def selected(consts: Sequence, *args: Any) -> Any:
-        outs = _run(program.jaxpr, *jax.tree.leaves(args), consts=consts)
+        leaves, how = jax.tree.leaves(args), {"which": _is_branch, "instead": _selected}
+        outs = evaluated_at_any_depth(program.jaxpr, *leaves, consts=consts, **how)
         return jax.tree.unflatten(program.out_tree, outs)
 
     return selected
-
-
-def _has_branches(jaxpr: ClosedJaxpr | Jaxpr) -> bool:
-    return any(map(_is_branch, equations(jaxpr)))
 
 
 def _is_branch(eqn: JaxprEqn) -> bool:
@@ -39,24 +35,13 @@ def _is_branch(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name == "cond" and eqn.params.get("branches_platforms") is None
 
 
-def _run(jaxpr: ClosedJaxpr | Jaxpr, *args: Any, consts: Sequence = ()) -> list:
-    consts = list(map(jnp.asarray, consts or getattr(jaxpr, "consts", ())))
-    return evaluated(jaxpr, *args, consts=consts, instead=_selected)
-
-
-def _selected(eqn: JaxprEqn, ins: Sequence) -> PyTree:
-    """For `evaluated`: the results of a branch, of a call or a loop in which there are branches;
-    None for other equations."""
-    if _is_branch(eqn):
-        index, *operands = map(jnp.asarray, ins)
-        branches = [
-            _run(branch, *(_only_where(index == i, x) for x in operands))
-            for i, branch in enumerate(eqn.params["branches"])
-        ]
-        return [jax.lax.select_n(index, *each) for each in zip(*branches, strict=True)]
-    if eqn.primitive.name in WITHIN and any(map(_has_branches, filter(is_jaxpr, params_of(eqn)))):
-        return list(bound_again(eqn, ins, _run))
-    return None
+def _selected(eqn: JaxprEqn, ins: Sequence, run: Callable) -> list:
+    index, *operands = map(jnp.asarray, ins)
+    branches = [
+        run(branch, *(_only_where(index == i, x) for x in operands))
+        for i, branch in enumerate(eqn.params["branches"])
+    ]
+    return [jax.lax.select_n(index, *each) for each in zip(*branches, strict=True)]
 
 
 def _only_where(here: Array, x: Array) -> Array:

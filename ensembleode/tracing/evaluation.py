@@ -73,6 +73,32 @@ def evaluated(
     return [read(v) for v in jaxpr.outvars]
 
 
+def evaluated_at_any_depth(
+    jaxpr: ClosedJaxpr | Jaxpr,
+    *args: Any,
+    consts: Sequence = (),
+    which: Callable[[JaxprEqn], bool],
+    instead: Callable[[JaxprEqn, Sequence, Callable], list],
+) -> list:
+    """As `evaluated`, also in the calls, loops and branches of a jaxpr: `instead(eqn, ins, run)`
+    returns the outputs of those equations `which(eqn)` is true of. `run(jaxpr, *args)` evaluates a
+    jaxpr in such an equation in the same way."""
+
+    def run(jaxpr: ClosedJaxpr | Jaxpr, *args: Any, consts: Sequence = ()) -> list:
+        consts = list(map(jnp.asarray, consts or getattr(jaxpr, "consts", ())))
+        return evaluated(jaxpr, *args, consts=consts, instead=outputs)
+
+    def outputs(eqn: JaxprEqn, ins: Sequence) -> list | None:
+        if which(eqn):
+            return instead(eqn, ins, run)
+        inside = (e for x in filter(is_jaxpr, params_of(eqn)) for e in equations(x))
+        if eqn.primitive.name in WITHIN and any(map(which, inside)):
+            return list(bound_again(eqn, ins, run))
+        return None
+
+    return run(jaxpr, *args, consts=consts)
+
+
 def closes_over_arrays(eqn: JaxprEqn) -> bool:
     """Whether an equation is an inner jit, or has one in it, that closes over arrays."""
     if eqn.primitive.name != "jit":

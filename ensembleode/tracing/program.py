@@ -107,8 +107,8 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
         inline = functools.partial(evaluated, closed, instead=inlined)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
     if reduces(closed):
-        reduce = functools.partial(evaluated, closed, instead=reduced)
-        closed = jax.make_jaxpr(lambda *a: reduce(*jtu.tree_leaves(a)))(*args)
+        with_starts = closed
+        closed = jax.make_jaxpr(lambda *a: reduced(with_starts, *jtu.tree_leaves(a)))(*args)
     # Constants have no values, since a program would keep the values alive.
     jaxpr = with_constants(closed.jaxpr, closed.jaxpr.constvars, closed.jaxpr.invars)
     return program_of(jaxpr, jtu.tree_structure(out_shape), rules), list(closed.consts)

@@ -7,9 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
-from jaxtyping import PyTree
 
-from .evaluation import bound_again, equations, evaluated, is_jaxpr, params_of, WITHIN
+from .evaluation import equations, evaluated_at_any_depth
 
 
 # By the name of an operation, the number that changes nothing.
@@ -18,30 +17,24 @@ _NEUTRAL = {"add": 0, "mul": 1, "max": -np.inf, "min": np.inf}
 
 def reduces(jaxpr: ClosedJaxpr | Jaxpr) -> bool:
     """Whether there is such a reduction in a jaxpr, at any depth."""
-    return any(eqn.primitive.name == "reduce" for eqn in equations(jaxpr))
+    return any(map(_is_reduction, equations(jaxpr)))
 
 
-def reduced(eqn: JaxprEqn, ins: Sequence) -> PyTree:
-    """For `evaluated`: a sum, product, maximum or minimum that begins with an initial value, with
-    that value taken in afterwards; and the same within calls, loops and branches. None for other
-    equations."""
-    if eqn.primitive.name in WITHIN and any(map(reduces, _inner(eqn))):
-        return bound_again(eqn, ins, _run)
-    operation = _operation(eqn)
-    if operation is None:
-        return None
-    x, start = ins
+def reduced(jaxpr: ClosedJaxpr, *args: Any) -> list:
+    """Evaluate a jaxpr with sums, products, maxima and minima that begin with an initial value
+    taken without it, and that value taken in afterwards."""
+    return evaluated_at_any_depth(jaxpr, *args, which=_is_reduction, instead=_reduced)
+
+
+def _is_reduction(eqn: JaxprEqn) -> bool:
+    return _operation(eqn) is not None
+
+
+def _reduced(eqn: Any, ins: Sequence, run: Callable) -> list:
+    (x, start), operation = ins, _operation(eqn)
+    assert operation is not None
     neutral = np.array(_NEUTRAL[operation.__name__], x.dtype)
     return [operation(start, jax.lax.reduce(x, neutral, operation, eqn.params["dimensions"]))]
-
-
-def _inner(eqn: JaxprEqn) -> list:
-    return [x for x in params_of(eqn) if is_jaxpr(x)]
-
-
-def _run(jaxpr: ClosedJaxpr | Jaxpr, *args: Any) -> list:
-    consts = list(map(jnp.asarray, getattr(jaxpr, "consts", ())))
-    return evaluated(jaxpr, *args, consts=consts, instead=reduced)
 
 
 def _operation(eqn: Any) -> Callable | None:
